@@ -1,0 +1,44 @@
+"""Errors, one class per thing that the caller can do next.
+
+    ArgosyError
+      ConfigError      a person edits what was asked for
+      PeerLost         retry with the replacement, or without the peer
+      DeadlinePassed   retry later, or look at who is slow
+"""
+
+
+class ArgosyError(Exception):
+    """Anything that Argosy reports on purpose; `hint` says what to do next."""
+
+    hint: str = ""
+
+    def __init__(self, *args: object, hint: str = "") -> None:
+        super().__init__(*args)
+        if hint:
+            self.hint = hint
+
+
+class ConfigError(ArgosyError):
+    """What was asked for cannot be done as written."""
+
+
+class PeerLost(ArgosyError):
+    """A rank, service or daemon that was talked to is gone."""
+
+    def __init__(self, peer: str, cause: str, *, hint: str = "") -> None:
+        super().__init__(peer, cause, hint=hint)
+        self.peer, self.cause = peer, cause
+
+    def __str__(self) -> str:
+        return f"{self.peer} is lost: {self.cause}"
+
+
+class DeadlinePassed(ArgosyError):
+    """A wait ended at its deadline."""
+
+    def __init__(self, what: str, seconds: float, *, hint: str = "") -> None:
+        super().__init__(what, seconds, hint=hint)
+        self.what, self.seconds = what, seconds
+
+    def __str__(self) -> str:
+        return f"{self.what}: not within {self.seconds:g} s"

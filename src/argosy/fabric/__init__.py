@@ -1,0 +1,1 @@
+"""Messages between the processes of one user: framed links over Unix sockets."""

@@ -1,0 +1,1 @@
+"""The distributed OS of one host: warden, agent, zygotes, ranks."""
