@@ -66,7 +66,7 @@ def _run_user_code(launch: Launch) -> int:
         sys.path[0] = launch.cwd
         sys.argv[0] = "-m"
         return _guarded(lambda: _run_module(launch.target))
-    path = launch.target
+    path = os.path.join(launch.cwd, launch.target)
     sys.path[0] = os.path.dirname(os.path.realpath(path))
     return _guarded(lambda: _run_script(path))
 
@@ -75,7 +75,7 @@ def _run_script(path: str) -> None:
     loader = SourceFileLoader("__main__", path)
     main = types.ModuleType("__main__")
     vars(main).update(
-        __file__=os.path.abspath(path),
+        __file__=path,
         __loader__=loader,
         __spec__=None,
         __package__=None,

@@ -22,7 +22,7 @@ def settle(runtime: Path, run: str, spec: RankSpec, fds: Sequence[int], keep: in
     os.setpgid(0, 0)
     join(spec.cgroup)
     environment = open_environment(fds[0])
-    variables = {**environment.variables, **environment.secrets, **spec.variables}
+    variables = {**spec.defaults, **environment.variables, **environment.secrets, **spec.variables}
     variables[MARK] = f"{run}/{spec.rank}"
     out = _open_log(spec.out)
     err = _open_log(spec.err)
@@ -32,9 +32,6 @@ def settle(runtime: Path, run: str, spec: RankSpec, fds: Sequence[int], keep: in
     os.closerange(3, keep)
     os.closerange(max(keep, 2) + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20))
     tie_lifeline(runtime)
-    if spec.cpus:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, spec.cpus)
     return variables
 
 

@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import setproctitle
@@ -20,11 +21,10 @@ import setproctitle
 from argosy.core import ArgosyError, PeerLost, RankId
 from argosy.fabric import Link, connect
 from argosy.process.boot import run_rank
-from argosy.process.child import reset_signals, settle
+from argosy.process.child import reset_signals
 from argosy.process.lifeline import hold_lifeline
 from argosy.process.messages import (
     Child,
-    ChildExited,
     Fork,
     Forked,
     ForkFailed,
@@ -127,8 +127,8 @@ class Zygote:
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled
-        spoiled = [(entry, reason) for entry, reason in result.spoiled]
-        link.send(ZygoteReady(self.key, list(result.loaded), spoiled, result.has_torch, time.monotonic() - began))
+        seconds = time.monotonic() - began
+        link.send(ZygoteReady(self.key, list(result.loaded), list(result.spoiled), result.has_torch, seconds))
         setproctitle.setproctitle(f"argosy: zygote {self.key} {' '.join(result.loaded[:4])}")
 
     def fork_rank(self, link: Link[ToZygote], message: Fork, spec: RankSpec, fds: list[int]) -> None:
@@ -155,7 +155,7 @@ class Zygote:
         self.reaper.children[pid] = child
         link.send(Forked(child))
 
-    def become(self, life: "Callable[[], int]") -> None:
+    def become(self, life: Callable[[], int]) -> None:
         """In a fresh child: forget that this was a zygote, live, and end. Does not return."""
         code = 127
         try:
