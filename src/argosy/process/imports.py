@@ -10,15 +10,15 @@ I3  What cannot be read, parsed or found is passed over; the rank itself will re
 import ast
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from hashlib import blake2b
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Kind = Literal["user", "site", "stdlib"]
+import msgspec
+
+from argosy.process.finder import Finder, Found, is_site
 
 # The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
 TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.profiler")
@@ -26,8 +26,7 @@ FILES_MAX = 2_000
 BYTES_MAX = 16 << 20
 FILE_BYTES_MAX = 2 << 20
 
-_SITE_NAMES = {"site-packages", "dist-packages"}
-_LAZY = re.compile(r"__getattr__|LazyModule|lazy_loader|lazy_import")
+_LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
 
@@ -47,12 +46,26 @@ class Source(NamedTuple):
     torch: bool
 
 
-def read_source(text: str | bytes) -> Source:
+class Read(NamedTuple):
+    """A file as it was parsed: good for as long as time and size stay. No source: it is no Python."""
+
+    mtime_ns: int
+    size: int
+    source: Source | None
+
+
+def read_source(text: bytes) -> Source:
     """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
     tree = ast.parse(text)
     statements = tuple(_statements(tree.body, main_only=False))
-    named = "torch" in text if isinstance(text, str) else b"torch" in text
-    return Source(statements, named and any(_is_torch(node) for node in ast.walk(tree)))
+    return Source(statements, b"torch" in text and any(_is_torch(node) for node in ast.walk(tree)))
+
+
+def _parse(text: bytes) -> Source | None:
+    try:
+        return read_source(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _statements(body: Sequence[ast.stmt], main_only: bool) -> Iterator[Statement]:
@@ -77,10 +90,8 @@ def _statements(body: Sequence[ast.stmt], main_only: bool) -> Iterator[Statement
 
 
 def _names(test: ast.expr, name: str) -> bool:
-    return any(
-        (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
-        for node in ast.walk(test)
-    )
+    """Tell whether a condition mentions a name, also as `module.name`."""
+    return any(name in (getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(test))
 
 
 def _is_torch(node: ast.AST) -> bool:
@@ -102,119 +113,13 @@ def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-@dataclass(frozen=True)
-class Found:
-    """Where a module lies: `file` is its source if it has one, `roots` where its submodules are."""
-
-    name: str
-    kind: Kind
-    file: str | None = None
-    roots: tuple[str, ...] = ()
-
-
-class Finder:
-    """Resolves module names along a path as the import system would, from directory listings alone."""
-
-    def __init__(self, own: str, path: Sequence[str]) -> None:
-        self._listings: dict[str, frozenset[str]] = {}
-        self._found: dict[str, Found | None] = {}
-        roots = dict.fromkeys([own, *(os.path.abspath(entry) for entry in path)])
-        self._roots = [(root, self._kind(root, own)) for root in roots]
-        self._editable: dict[str, str] | None = None
-
-    @property
-    def sites(self) -> list[str]:
-        return [root for root, kind in self._roots if kind == "site"]
-
-    def listing(self, root: str) -> frozenset[str]:
-        """Return the names in a directory; modules in C appear by their stem plus `.so`."""
-        if root not in self._listings:
-            try:
-                names = os.listdir(root)
-            except OSError:
-                names = []
-            compiled = (_top(name) + ".so" for name in names if name.endswith(".so"))
-            self._listings[root] = frozenset([*names, *compiled])
-        return self._listings[root]
-
-    def find(self, name: str) -> Found | None:
-        """Return where a dotted name lies, or None."""
-        if name not in self._found:
-            self._found[name] = self._look(name)
-        return self._found[name]
-
-    def _look(self, name: str) -> Found | None:
-        parent_name, _, leaf = name.rpartition(".")
-        if not parent_name:
-            if name in sys.builtin_module_names:
-                return Found(name, "stdlib")
-            found = self._search(name, leaf, self._roots)
-            if found is None or not found.file:
-                return self._look_editable(name) or found
-            return found
-        parent = self.find(parent_name)
-        if parent is None:
-            return None
-        return self._search(name, leaf, [(root, parent.kind) for root in parent.roots])
-
-    def _search(self, name: str, leaf: str, roots: Sequence[tuple[str, Kind]]) -> Found | None:
-        portions: list[tuple[str, Kind]] = []
-        for root, kind in roots:
-            names = self.listing(root)
-            inner = os.path.join(root, leaf)
-            if leaf in names and "__init__.py" in self.listing(inner):
-                return Found(name, kind, os.path.join(inner, "__init__.py"), (inner,))
-            if f"{leaf}.py" in names:
-                return Found(name, kind, f"{inner}.py")
-            if f"{leaf}.so" in names:
-                return Found(name, kind)
-            if leaf in names and os.path.isdir(inner):
-                portions.append((inner, kind))
-        if not portions:
-            return None
-        kinds = {kind for _, kind in portions}
-        return Found(name, "user" if "user" in kinds else portions[0][1], None, tuple(root for root, _ in portions))
-
-    def _look_editable(self, name: str) -> Found | None:
-        """Find a package that an editable install maps by an import hook instead of a path entry."""
-        if self._editable is None:
-            self._editable = {}
-            for site in self.sites:
-                for hook in self.listing(site):
-                    if hook.startswith("__editable__") and hook.endswith("_finder.py"):
-                        self._editable |= _editable_mapping(os.path.join(site, hook))
-        where = self._editable.get(name)
-        if where is None:
-            return None
-        return self._search(name, os.path.basename(where), [(os.path.dirname(where), "user")])
-
-    def _kind(self, root: str, own: str) -> Kind:
-        if root == own and os.path.basename(root) not in _SITE_NAMES:
-            return "user"
-        if not _SITE_NAMES.isdisjoint(root.split(os.sep)):
-            return "site"
-        standard = os.path.basename(root) == "lib-dynload" or root.endswith(".zip") or "os.py" in self.listing(root)
-        return "stdlib" if standard else "user"
-
-
-def _editable_mapping(hook: str) -> dict[str, str]:
-    try:
-        for node in ast.parse(Path(hook).read_bytes()).body:
-            match node:
-                case ast.AnnAssign(target=ast.Name(id="MAPPING"), value=ast.expr() as value):
-                    return {str(name): str(where) for name, where in ast.literal_eval(value).items()}
-                case _:
-                    pass
-    except (OSError, SyntaxError, ValueError):
-        pass
-    return {}
-
-
 class _Scan:
     """One walk through the user's tree."""
 
-    def __init__(self, finder: Finder) -> None:
+    def __init__(self, finder: Finder, known: dict[str, Read]) -> None:
         self.finder = finder
+        self.known = known
+        self.read: dict[str, Read] = {}
         self.entries: set[str] = set()
         self.torch = False
         self._todo: deque[tuple[str, str, bool]] = deque()
@@ -227,6 +132,18 @@ class _Scan:
         if file not in self._queued and len(self._queued) < FILES_MAX:
             self._queued.add(file)
             self._todo.append((file, package, is_main))
+
+    def enter(self, module: str) -> None:
+        """Begin with `-m module`: its parents are imported, the module itself runs as `__main__`."""
+        found = self.finder.find(module)
+        if found is not None and found.roots:
+            module += ".__main__"
+            found = self.finder.find(module)
+        package = module.rpartition(".")[0]
+        if package:
+            self.add(package)
+        if found is not None and found.file:
+            self.follow(found.file, package, is_main=True)
 
     def run(self) -> None:
         while self._todo:
@@ -241,13 +158,18 @@ class _Scan:
 
     def _read(self, file: str) -> Source | None:
         try:
-            size = os.stat(file).st_size
-            if size > FILE_BYTES_MAX or self._bytes + size > BYTES_MAX:
+            stat = os.stat(file)
+            if stat.st_size > FILE_BYTES_MAX or self._bytes + stat.st_size > BYTES_MAX:
                 return None
-            self._bytes += size
-            return read_source(Path(file).read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            self._bytes += stat.st_size
+            known = self.known.get(file)
+            if known is None or (known.mtime_ns, known.size) != (stat.st_mtime_ns, stat.st_size):
+                with open(file, "rb") as source:
+                    known = Read(stat.st_mtime_ns, stat.st_size, _parse(source.read()))
+        except OSError:
             return None
+        self.read[file] = known
+        return known.source
 
     def _meet(self, statement: Statement, package: str) -> None:
         module = statement.module
@@ -289,43 +211,63 @@ class _Scan:
         if found.file is None:
             return False
         if found.file not in self._lazy:
-            try:
-                text = Path(found.file).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                text = ""
-            self._lazy[found.file] = _LAZY.search(text) is not None
+            self._lazy[found.file] = _LAZY.search(_text(found.file)) is not None
         return self._lazy[found.file]
 
 
-def scan(entry: Path | str, module: bool, path: Sequence[str]) -> list[str]:
+def scan(
+    entry: str | os.PathLike[str],
+    module: bool,
+    path: Sequence[str],
+    cache: str | os.PathLike[str] | None = None,
+) -> list[str]:
     """Return what to preload for a script (or, if `module`, for `-m entry`).
 
     `path` is the interpreter's `sys.path`; the script's directory, or the working directory for a
     module, is searched before it. An entry is `package.module`, or `package.module:name` where a
-    package loads names when they are asked for.
+    package loads names when they are asked for. Parsed files are remembered in the directory `cache`.
     """
     own = os.getcwd() if module else os.path.dirname(os.path.realpath(entry))
-    finder = Finder(own, path)
-    walk = _Scan(finder)
+    name = blake2b(f"{own}\0{entry}".encode(), digest_size=16).hexdigest()
+    memory = None if cache is None else os.path.join(os.fspath(cache), name)
+    walk = _Scan(Finder(own, path), _recall(memory) if memory else {})
     if module:
-        name = str(entry)
-        found = finder.find(name)
-        if found is not None and found.roots:
-            walk.add(name)
-            name = f"{name}.__main__"
-            found = finder.find(name)
-        package = name.rpartition(".")[0]
-        if package:
-            walk.add(package)
-        if found is not None and found.file:
-            walk.follow(found.file, package, is_main=True)
+        walk.enter(os.fspath(entry))
     else:
         walk.follow(os.path.realpath(entry), "", is_main=True)
     walk.run()
-    has_torch = walk.torch or _needs_torch(finder, {_top(entry) for entry in walk.entries})
-    if not has_torch or finder.find("torch") is None:
+    if memory and walk.read != walk.known:
+        _remember(memory, walk.read)
+    has_torch = walk.torch or _needs_torch(walk.finder, {_top(entry) for entry in walk.entries})
+    if not has_torch or walk.finder.find("torch") is None:
         return sorted(walk.entries)
     return [*TORCH, *sorted(walk.entries.difference(TORCH))]
+
+
+def _recall(memory: str) -> dict[str, Read]:
+    try:
+        with open(memory, "rb") as file:
+            return msgspec.msgpack.decode(file.read(), type=dict[str, Read])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def _remember(memory: str, read: dict[str, Read]) -> None:
+    # Another launch may write it too: a rename leaves one of them whole. Without it a scan is only slower.
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(memory), exist_ok=True)
+        part = f"{memory}.{os.getpid()}"
+        with open(part, "wb") as file:
+            file.write(msgspec.msgpack.encode(read))
+        os.replace(part, memory)
+
+
+def _text(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as text:
+            return text.read()
+    except OSError:
+        return ""
 
 
 def _needs_torch(finder: Finder, packages: set[str]) -> bool:
@@ -343,10 +285,7 @@ def _needs_torch(finder: Finder, packages: set[str]) -> bool:
             return True
         if name not in infos:
             continue
-        try:
-            head = Path(infos[name]).read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-        except OSError:
-            continue
+        head = _text(infos[name]).partition("\n\n")[0]
         for required, condition in _REQUIRES.findall(head):
             if "extra" not in condition and _normal(required) not in seen:
                 seen.add(_normal(required))
@@ -362,11 +301,11 @@ def fingerprint(path: Sequence[str]) -> str:
     """Return a digest that changes when packages are installed, removed or relinked along `path`."""
     digest = blake2b(digest_size=16)
     for root in dict.fromkeys(os.path.abspath(entry) for entry in path):
-        if _SITE_NAMES.isdisjoint(root.split(os.sep)):
+        if not is_site(root):
             continue
         try:
-            with os.scandir(root) as entries:
-                kept = [entry for entry in entries if entry.name.endswith((".pth", ".dist-info", "_finder.py"))]
+            with os.scandir(root) as names:
+                kept = [entry for entry in names if entry.name.endswith((".pth", ".dist-info", "_finder.py"))]
             facts = sorted((entry.name, (stat := entry.stat()).st_mtime_ns, stat.st_size) for entry in kept)
             facts.append((root, os.stat(root).st_mtime_ns, 0))
         except OSError as error:
