@@ -208,6 +208,10 @@ def _flush() -> None:
 def _caller() -> str:
     """Name the module that asked, past the standard library's own layers."""
     frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_globals.get("__name__") in {"os", "_collections_abc"}:
+    while frame.f_back is not None and frame.f_globals.get("__name__") in {
+        "os",
+        "_collections_abc",
+        "collections.abc",
+    }:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__"))
