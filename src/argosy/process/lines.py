@@ -3,12 +3,12 @@
 Pure: the caller passes `now`. Files are read by `tail.py`, ranks are merged by `stream.py`.
 
 What is an error, and so is never collapsed with other ranks' lines:
-  - a traceback, on either stream: from its header (`Traceback (most recent call last):`, the `File "x", line 3`
+  - a traceback, on either stream: from its header (`Traceback (most recent call last):`, the `File "x", line`
     that opens a syntax error, `Fatal Python error`, a faulthandler dump) to the exception line, plus whatever
     the stream says in the 50 ms after it (chained exceptions, notes, longer messages). It is one piece.
-  - on stderr alone, a line that names an exception (`KeyError: 'x'`) or a level (`ERROR`, `FATAL`, `CRITICAL`,
-    glog's `E0523`), that begins with or has after a colon `error` or `fatal`, or that speaks of an assertion,
-    a segmentation fault, an abort or a lack of memory.
+  - on stderr alone, a line that names an exception (`KeyError: 'x'`) or a level (`ERROR`, `FATAL`,
+    `CRITICAL`, glog's `E0523`), that begins with or has after a colon `error` or `fatal`, or that speaks of an
+    assertion, a segmentation fault, an abort or a lack of memory.
 A warning that merely contains the word "error" is an ordinary line. Colours are looked through, and so is
 `[rank3]:`, which torch puts before each line of a traceback.
 """

@@ -4,16 +4,15 @@ Pure: the caller passes bytes and `now`; `tail.py` reads the files, `lines.py` c
 
 S1  What a rank wrote to one stream comes out in that order, all of it, once.
 S2  Errors never collapse; a traceback is contiguous. They come at once, behind what their rank said before.
-S3  A line waits for its like from other ranks at most `window_s`, and only as long as some living rank
-    may still say it: a rank that has already said something later will not.
+S3  A line waits for its like from other ranks at most `window_s`, and no longer than until all the living said it.
 S4  Pending lines are bounded by PENDING_MAX bytes; beyond, the oldest come out without waiting.
 """
 
-from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
-from typing import Literal
+from heapq import merge
+from typing import Literal, NamedTuple
 
 from argosy.core import format_ranks
 from argosy.process.lines import Piece, Source
@@ -21,8 +20,9 @@ from argosy.process.lines import Piece, Source
 Stream = Literal["stdout", "stderr"]
 
 PENDING_MAX = 4 * 1024 * 1024
-_GROUP_COST = 256
+_LINE_COST = 400
 """About what Python spends on a pending line besides its bytes."""
+_DEPTH_MAX = 100
 _LABEL_MAX = 32
 _COLOURS = (36, 33, 32, 35, 34, 96)
 
@@ -36,67 +36,102 @@ class Out:
     text: bytes
 
 
-class _Group:
-    """A pending line and the ranks that have said it."""
+class _Aged(NamedTuple):
+    """Something to write, and when the first of its ranks said it."""
 
-    __slots__ = ("born", "position", "ranks", "text")
-
-    def __init__(self, position: int, text: bytes, rank: int, born: float) -> None:
-        self.position, self.text, self.born = position, text, born
-        self.ranks = [rank]
+    born: float
+    out: Out
 
 
-def _position(group: _Group) -> int:
-    return group.position
+class _Line:
+    """A pending line of one rank."""
+
+    __slots__ = ("born", "left", "rank", "text")
+
+    def __init__(self, rank: int, text: bytes, born: float) -> None:
+        self.rank, self.text, self.born = rank, text, born
+        self.left = False
 
 
 class _Lane:
-    """The pending lines of one stream, in the order in which they will come out.
+    """The pending lines of one stream: a queue per rank, and who holds which text.
 
-    A rank joins the first group of its text behind the one it joined last: leaving from the front keeps S1.
+    A text leaves for all ranks that hold it. Ranks that hold it behind other lines say those first: so lines
+    that all share are joined even where each rank says something of its own between them.
     """
 
     def __init__(self, stream: Stream, size: int) -> None:
         self.stream: Stream = stream
-        self.queue: deque[_Group] = deque()
         self.cost = 0
-        self._by_text: dict[bytes, list[_Group]] = {}
-        self._last = [0] * size
+        self._queues: list[deque[_Line]] = [deque() for _ in range(size)]
+        self._holders: dict[bytes, dict[int, int]] = {}
+        """text -> rank -> how often the rank holds it"""
+        self._arrived: deque[_Line] = deque()
+        self._complete: dict[bytes, None] = {}
 
-    def add(self, rank: int, text: bytes, position: int, now: float) -> bool:
-        """Put a line into a pending group, or into a new one at `position`: true if that was needed."""
-        last = self._last[rank]
-        groups = self._by_text.get(text)
-        if groups is None:
-            groups = self._by_text[text] = []
-        elif groups[-1].position > last:
-            group = groups[bisect_right(groups, last, key=_position)]
-            group.ranks.append(rank)
-            self._last[rank] = group.position
-            return False
-        group = _Group(position, text, rank, now)
-        groups.append(group)
-        self.queue.append(group)
-        self._last[rank] = position
-        self.cost += len(text) + _GROUP_COST
-        return True
-
-    def floor(self, alive: set[int]) -> float:
-        """Groups up to this position can gain no more ranks (S3)."""
-        return min([self._last[rank] for rank in alive], default=inf)
-
-    def last(self, rank: int) -> int:
-        return self._last[rank]
-
-    def pop(self) -> tuple[int, Out]:
-        group = self.queue.popleft()
-        groups = self._by_text[group.text]
-        if len(groups) == 1:
-            del self._by_text[group.text]
+    def add(self, rank: int, text: bytes, now: float, alive_count: int) -> None:
+        line = _Line(rank, text, now)
+        self._queues[rank].append(line)
+        self._arrived.append(line)
+        self.cost += len(text) + _LINE_COST
+        holders = self._holders.get(text)
+        if holders is None:
+            holders = self._holders[text] = {rank: 1}
         else:
-            del groups[0]
-        self.cost -= len(group.text) + _GROUP_COST
-        return group.position, Out(self.stream, frozenset(group.ranks), group.text)
+            holders[rank] = holders.get(rank, 0) + 1
+        if len(holders) >= alive_count:
+            self._complete[text] = None
+
+    def oldest(self) -> _Line | None:
+        while self._arrived and self._arrived[0].left:
+            self._arrived.popleft()
+        return self._arrived[0] if self._arrived else None
+
+    def front(self, rank: int) -> _Line | None:
+        queue = self._queues[rank]
+        return queue[0] if queue else None
+
+    def review(self, alive_count: int) -> None:
+        """A rank ended: more texts may be complete."""
+        self._complete.update(
+            (t, None) for t, holders in self._holders.items() if len(holders) >= alive_count
+        )
+
+    def leave_complete(self, alive: set[int], outs: list[_Aged]) -> None:
+        """Let out what every living rank has said (S3)."""
+        if not self._complete:
+            return
+        texts, self._complete = self._complete, {}
+        for text in texts:
+            while (holders := self._holders.get(text)) and alive <= holders.keys():
+                self.leave(text, outs)
+
+    def leave(self, text: bytes, outs: list[_Aged], busy: tuple[bytes, ...] = ()) -> None:
+        """Let out the first `text` of all ranks that can get to it; `busy` texts wait for this call."""
+        busy = (*busy, text)
+        ranks: list[int] = []
+        for rank in sorted(self._holders[text]):
+            queue = self._queues[rank]
+            while queue and queue[0].text != text and queue[0].text not in busy and len(busy) < _DEPTH_MAX:
+                self.leave(queue[0].text, outs, busy)
+            # Bringing others forward never takes this rank's front away: it is busy.
+            if queue and queue[0].text == text:
+                ranks.append(rank)
+        born = min(self._pop(rank) for rank in ranks)
+        outs.append(_Aged(born, Out(self.stream, frozenset(ranks), text)))
+
+    def _pop(self, rank: int) -> float:
+        line = self._queues[rank].popleft()
+        line.left = True
+        self.cost -= len(line.text) + _LINE_COST
+        holders = self._holders[line.text]
+        if holders[rank] > 1:
+            holders[rank] -= 1
+        else:
+            del holders[rank]
+            if not holders:
+                del self._holders[line.text]
+        return line.born
 
 
 class Merger:
@@ -113,7 +148,6 @@ class Merger:
         self._sources: dict[tuple[int, Stream], Source] = {}
         self._waiting: dict[tuple[int, Stream], float] = {}
         self._ready: list[Out] = []
-        self._position = 0
         # Wide enough for every single range, so that columns stay where they are.
         self._width = len(f"[{min(10, size - 1)}-{size - 1}]")
         # Progress bars of many ranks share about eight lines a second.
@@ -138,41 +172,36 @@ class Merger:
             if source is not None:
                 self._place((rank, stream), source.close(now), now)
         self._alive.discard(rank)
+        for lane in self._lanes.values():
+            lane.review(len(self._alive))
 
     def due(self, now: float) -> list[Out]:
         """Return what is to be written now, in order."""
         for key in [key for key, at in self._waiting.items() if at <= now]:
             self._place(key, self._sources[key].due(now), now)
-        leaving: list[tuple[int, Out]] = []
+        leaving: list[list[_Aged]] = []
         for lane in self._lanes.values():
-            floor = lane.floor(self._alive) if lane.queue else 0
-            while lane.queue:
-                head = lane.queue[0]
-                if head.position > floor and head.born + self._window_s > now:
-                    break
-                leaving.append(lane.pop())
-        leaving.sort(key=lambda item: item[0])
-        outs, self._ready = self._ready, []
-        outs.extend(out for _, out in leaving)
-        return outs
+            outs: list[_Aged] = []
+            lane.leave_complete(self._alive, outs)
+            while (line := lane.oldest()) and line.born + self._window_s <= now:
+                lane.leave(line.text, outs)
+            leaving.append(outs)
+        self._release(merge(*leaving, key=lambda aged: aged.born))
+        ready, self._ready = self._ready, []
+        return ready
 
     def next_due(self) -> float | None:
         """When to call `due` again if nothing is fed before; None if nothing is pending."""
         if self._ready:
             return 0.0
-        times = list(self._waiting.values())
-        for lane in self._lanes.values():
-            if lane.queue:
-                head = lane.queue[0]
-                times.append(0.0 if head.position <= lane.floor(self._alive) else head.born + self._window_s)
-        return min(times, default=None)
+        lines = [line for lane in self._lanes.values() if (line := lane.oldest())]
+        return min([*self._waiting.values(), *(line.born + self._window_s for line in lines)], default=None)
 
     def render(self, out: Out, colour: bool) -> bytes:
         """The bytes to write for `out`: every line behind its ranks."""
         if not self._prefix:
             return out.text
-        label = _label(out.ranks)
-        prefix = label.ljust(self._width).encode()
+        prefix = _label(out.ranks).ljust(self._width).encode()
         if colour:
             paint = f"\x1b[{_COLOURS[min(out.ranks) % len(_COLOURS)]}m" if len(out.ranks) == 1 else "\x1b[1m"
             prefix = b"%s%s\x1b[0m" % (paint.encode(), prefix)
@@ -183,31 +212,37 @@ class Merger:
 
     def _place(self, key: tuple[int, Stream], pieces: list[Piece], now: float) -> None:
         rank, stream = key
-        lane = self._lanes[stream]
+        lane, alive_count = self._lanes[stream], len(self._alive)
         for text, alone in pieces:
             if alone:
-                self._release(rank)
+                self._catch_up(rank)
                 self._ready.append(Out(stream, frozenset((rank,)), text))
-            elif lane.add(rank, text, self._position + 1, now):
-                self._position += 1
+            else:
+                lane.add(rank, text, now, alive_count)
         if lane.cost > PENDING_MAX:  # S4
-            while lane.cost > PENDING_MAX // 2:
-                self._ready.append(lane.pop()[1])
+            outs: list[_Aged] = []
+            lane.leave_complete(self._alive, outs)
+            while lane.cost > PENDING_MAX // 2 and (line := lane.oldest()):
+                lane.leave(line.text, outs)
+            self._release(outs)
         at = self._sources[key].next_due()
         if at is None:
             self._waiting.pop(key, None)
         else:
             self._waiting[key] = at
 
-    def _release(self, rank: int) -> None:
-        """Let out everything up to what `rank` said last (S2)."""
-        leaving: list[tuple[int, Out]] = []
+    def _catch_up(self, rank: int) -> None:
+        """Let out everything that `rank` has said so far (S2)."""
+        leaving: list[list[_Aged]] = []
         for lane in self._lanes.values():
-            last = lane.last(rank)
-            while lane.queue and lane.queue[0].position <= last:
-                leaving.append(lane.pop())
-        leaving.sort(key=lambda item: item[0])
-        self._ready.extend(out for _, out in leaving)
+            outs: list[_Aged] = []
+            while line := lane.front(rank):
+                lane.leave(line.text, outs)
+            leaving.append(outs)
+        self._release(merge(*leaving, key=lambda aged: aged.born))
+
+    def _release(self, aged: Iterable[_Aged]) -> None:
+        self._ready.extend(item.out for item in aged)
 
 
 def _label(ranks: frozenset[int]) -> str:
