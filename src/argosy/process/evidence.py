@@ -3,12 +3,10 @@
 Reads only. Environments are never read: their values may be secrets.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -121,13 +119,25 @@ def exception_line(traceback: str) -> str:
 def error_file_text(path: str | Path) -> str:
     """The exception that torch's elastic `record` wrote (TORCHELASTIC_ERROR_FILE), "" if there is none."""
     try:
-        message: Any = json.loads(Path(path).read_bytes())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+        message = msgspec.json.decode(Path(path).read_bytes(), type=_ErrorFile).message
+    except (OSError, msgspec.DecodeError):
         return ""
     if isinstance(message, str):
-        return message
-    details: Any = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return str(details.get("py_callstack") or message.get("message", "")).rstrip()
+        return message.rstrip()
+    return (message.extraInfo.py_callstack or message.message).rstrip()
+
+
+class _ErrorExtra(msgspec.Struct):
+    py_callstack: str = ""
+
+
+class _ErrorMessage(msgspec.Struct):
+    message: str = ""
+    extraInfo: _ErrorExtra = msgspec.field(default_factory=_ErrorExtra)
+
+
+class _ErrorFile(msgspec.Struct):
+    message: str | _ErrorMessage
 
 
 def _inside_group(line: str) -> bool:

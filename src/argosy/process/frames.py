@@ -1,4 +1,4 @@
-"""Stacks as values: read what faulthandler and py-spy write, find the user's line, group equal ranks. Pure."""
+"""Stacks as values: read what faulthandler and py-spy write, find the user's line, group ranks. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Thread(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """What is known of where a rank is: from `faulthandler`, `py-spy`, or only `proc`; `note` says why no more."""
+    """Where a rank is, as `faulthandler`, `py-spy` or only `proc` tell; `note` says why there is no more."""
 
     source: str
     threads: tuple[Thread, ...] = ()
@@ -120,7 +120,7 @@ def place(stack: Stack) -> str:
 
 
 def group_stacks(stacks: Mapping[int, Stack]) -> list[tuple[list[int], Stack]]:
-    """Ranks whose main threads are at the same lines, the largest group first, each with its fullest stack."""
+    """Ranks whose main threads are at the same lines, largest group first, each with its fullest stack."""
     groups: dict[object, list[int]] = {}
     for index in sorted(stacks):
         stack = stacks[index]

@@ -15,12 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -223,12 +221,11 @@ class _Spy:
         elif proc.state in "Tt":  # it must not wait for the rank to stop, nor set it going again
             self._argv.append("--nonblocking")
         self._process: subprocess.Popen[bytes] | None = None
-        # Files, not pipes: nobody has to read while it writes.
-        self._out: IO[bytes] | None = None
-        self._err: IO[bytes] | None = None
+        self._out = self._err = -1
 
     def start(self) -> None:
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        # Memory files, not pipes: nobody has to read while it writes, and a full disk does not matter.
+        self._out, self._err = os.memfd_create("py-spy-out"), os.memfd_create("py-spy-err")
         environment = {"PATH": os.defpath, "RUST_BACKTRACE": "0"}
         self._process = subprocess.Popen(
             self._argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, env=environment
@@ -239,25 +236,27 @@ class _Spy:
 
     def kill(self) -> None:
         """End it; a tracer that dies at the wrong moment leaves the rank stopped, so set that going again."""
-        if self._process is None or self._out is None or self._err is None:
+        if self._process is None:
             return
         self._process.kill()
         self._process.wait()
-        self._out.close()
-        self._err.close()
+        self._contents()
         proc = read_proc(self.target.pid)
         if self.proc.state not in "Tt" and proc and proc.start == self.target.start and proc.state == "T":
             os.kill(self.target.pid, signal.SIGCONT)
 
     def read(self) -> Stack:
-        if self._process is None or self._out is None or self._err is None:
-            return Stack("proc", proc=self.proc, note="py-spy was not started")
-        with self._out as out, self._err as err:
-            out.seek(0)
-            err.seek(0)
-            text, trouble = out.read(), err.read().decode(errors="replace")
+        text, trouble = self._contents()
         threads = parse_py_spy(text, pid=self.target.pid)
         if threads:
             return Stack("py-spy", threads=threads, proc=self.proc, native=self._native)
-        reason = next((line for line in trouble.splitlines() if line.strip()), "no Python threads")
-        return Stack("proc", proc=self.proc, note=f"py-spy: {reason.removeprefix('Error: ')}")
+        lines = [line for line in trouble.decode(errors="replace").splitlines() if line.strip()]
+        reason = lines[0].removeprefix("Error: ") if lines else "no Python threads"
+        return Stack("proc", proc=self.proc, note=f"py-spy: {reason}")
+
+    def _contents(self) -> tuple[bytes, bytes]:
+        """What it wrote, read once; closes the files."""
+        with open(self._out, "rb") as out, open(self._err, "rb") as err:
+            out.seek(0)
+            err.seek(0)
+            return out.read(), err.read()
