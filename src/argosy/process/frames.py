@@ -10,7 +10,11 @@ from argosy.core import format_ranks
 from argosy.process.evidence import ProcSample
 
 _OURS = str(Path(__file__).parents[1]) + "/"
-_LIBRARY = re.compile(r"/lib(?:64)?/python3\.\d+/|/(?:site|dist)-packages/|/python3\d+\.zip/|\.so(?:\.\d+)*$")
+_LIBRARY = re.compile(
+    r"/lib(?:64)?/python3\.\d+/|/(?:site|dist)-packages/|/python3\d+\.zip/|\.so(?:\.\d+)*$"
+    r"|/c[a-z0-9]{50,}\.py$"  # what torch.compile generated
+    r"|^<(?!stdin>|string>)|^$|^\?\?\?$"
+)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[([^\]]*)\])? ?(?:\(.*\))?:?")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
@@ -25,10 +29,7 @@ class Frame(msgspec.Struct, frozen=True):
     @property
     def is_users(self) -> bool:
         """Not the standard library, an installed package, native code or Argosy."""
-        file = self.file
-        return bool(self.line) and not (
-            _LIBRARY.search(file) or file.startswith((_OURS, "<frozen")) or file in ("", "???")
-        )
+        return bool(self.line) and not (_LIBRARY.search(self.file) or self.file.startswith(_OURS))
 
     def __str__(self) -> str:
         return (
