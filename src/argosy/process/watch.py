@@ -13,24 +13,45 @@ import msgspec
 
 from argosy.core import WaitStatus
 from argosy.process.evidence import ProcSample
-from argosy.process.hang import Busy, GroupView, Hang, HangPolicy, Healthy, RankView, Suspect, decide_hang
+from argosy.process.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
+from argosy.process.judge import Busy, Hang
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RHYTHMS = 32
 _CPU_WINDOW_S = 3.0
 
 
+class GroupProgressed(Protocol):
+    """What a progress page tells of one process group."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def issued(self) -> int: ...
+    @property
+    def p2p(self) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def site(self) -> str: ...
+    def members(self) -> range | None: ...
+
+
 class Progressed(Protocol):
-    """What a rank's progress page tells."""
+    """What a progress page tells of its rank; phase 0 is start-up."""
 
     @property
     def steps(self) -> int: ...
     @property
     def pulse(self) -> int: ...
     @property
-    def phase(self) -> str: ...
+    def phase(self) -> int: ...
     @property
-    def groups(self) -> Sequence[GroupView]: ...
+    def groups(self) -> Sequence[GroupProgressed]: ...
 
 
 class Tracker:
@@ -42,7 +63,7 @@ class Tracker:
 
     def started(self, index: int, now: float) -> None:
         """A new process has this index: forget its predecessor."""
-        self._views[index] = RankView(index=index, changed_at=now, phase="start")
+        self._views[index] = RankView(index=index, changed_at=now, starting=True)
         self._rhythms[index] = _Rhythm(now)
 
     def update(self, index: int, progress: Progressed | None, proc: ProcSample | None, now: float) -> None:
@@ -51,18 +72,19 @@ class Tracker:
             self.started(index, now)
         view, rhythm = self._views[index], self._rhythms[index]
         if progress is not None:
-            groups = tuple(progress.groups)
-            moved = rhythm.moved(progress.steps, sum(group.issued for group in groups), now)
-            # Leaving or entering a wait is movement too: the last collective has come to its end.
-            moved = (
-                moved or progress.pulse != view.pulse or groups != view.groups or progress.phase != view.phase
+            groups = tuple(
+                GroupView(g.name, g.size, g.issued, g.p2p, g.waiting, g.op, g.site, g.members())
+                for g in progress.groups
             )
+            moved = rhythm.moved(progress.steps, sum(g.issued + g.p2p for g in groups), now)
+            # Leaving or entering a wait is movement too: the last collective has come to its end.
+            moved = moved or progress.pulse != view.pulse or groups != view.groups
             view = msgspec.structs.replace(
                 view,
                 changed_at=now if moved else view.changed_at,
                 steps=progress.steps,
                 pulse=progress.pulse,
-                phase=progress.phase,
+                starting=progress.phase == 0,
                 groups=groups,
                 interval_s=rhythm.interval_s(),
             )
