@@ -81,27 +81,29 @@ def last_lines(text: str, count: int) -> list[str]:
     return [line for line in seen if line][-count:]
 
 
-_START = re.compile(
-    r"^(?P<margin>(?:\s*[|+][ |+-]*)?)(?:Exception Group )?Traceback \(most recent call last\):\s*$"
-)
+_START = re.compile(r"^(?P<margin>\s*\+ )?(?:Exception Group )?Traceback \(most recent call last\):\s*$")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch's excepthook puts it before each line
 _LINKS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_ASIDE = ("Exception ignored in", "Exception in thread", "--- Logging error")
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)\b")
 _FILE = re.compile(r'^\s+File "')
-_NAMED = re.compile(r"^[A-Za-z_][\w.]*(?:: |:?$)")
+_MESSAGE_LINES_MAX = 40
 
 
 def last_traceback(text: str) -> str:
     """The last traceback of a log, whole: its causes, its group, its notes; or the last syntax error."""
-    lines = [line.rstrip("\r") for line in text.split("\n")]
-    starts = [number for number, line in enumerate(lines) if _START.match(line) and not _inside_group(line)]
+    lines = [line.rstrip("\r") for line in _PREFIX.sub("", text).split("\n")]
+    starts = [number for number, line in enumerate(lines) if _START.match(line)]
     if not starts:
         return _last_syntax_error(lines)
-    first, last = starts[-1], starts[-1]
-    for earlier in reversed(starts[:-1]):  # a chain is one traceback, joined by a sentence of Python's
-        if not any(link in lines[earlier:first] for link in _LINKS):
+    # What a destructor or a side thread raised did not end the process, if something else was raised.
+    fatal = [number for number in starts if not (number and lines[number - 1].startswith(_ASIDE))] or starts
+    first = last = fatal[-1]
+    for earlier in reversed(starts[: starts.index(last)]):  # a chain is one, joined by a sentence of Python's
+        if not any(line.strip("| ") in _LINKS for line in lines[earlier:first]):
             break
         first = earlier
     return "\n".join(lines[first : _end(lines, last)]).rstrip()
@@ -109,11 +111,12 @@ def last_traceback(text: str) -> str:
 
 def exception_line(traceback: str) -> str:
     """`ValueError: bad batch` of a traceback: the line that names what was raised last."""
-    named = [line for line in traceback.split("\n") if _NAMED.match(line)]
-    if named:
-        return named[-1].strip()
-    grouped = re.search(r"^\s+\| ((?:\w+\.)*\w*(?:Group|Error|Exception)\b.*)$", traceback, re.MULTILINE)
-    return grouped[1].strip() if grouped else ""
+    lines = traceback.split("\n")
+    start = max((number for number, line in enumerate(lines) if _START.match(line)), default=-1)
+    if start >= 0 and _is_group(lines[start]):
+        named = (line.strip()[2:] for line in lines[start + 1 :] if re.match(r"^\s*\| \S", line))
+        return next(named, "").strip()
+    return next((line.strip() for line in lines[start + 1 :] if line[:1].strip()), "")
 
 
 def error_file_text(path: str | Path) -> str:
@@ -140,30 +143,24 @@ class _ErrorFile(msgspec.Struct):
     message: str | _ErrorMessage
 
 
-def _inside_group(line: str) -> bool:
-    """Sub-exceptions of a group are printed behind a bar; the group itself behind `  + `."""
-    return line.lstrip().startswith("|")
+def _is_group(start: str) -> bool:
+    return start.lstrip().startswith("+ Exception Group")
 
 
 def _end(lines: Sequence[str], start: int) -> int:
     """The line after the traceback that starts at `start`: the exception, its further lines, its notes."""
     number = start + 1
-    if _margin(lines[start]):
+    if _is_group(lines[start]):
         while number < len(lines) and re.match(r"^\s+[|+]", lines[number]):
             number += 1
         return number
     while number < len(lines) and (lines[number].startswith((" ", "\t")) or not lines[number]):
         number += 1
     number += 1  # the line that names the exception
-    limit = number + 40
-    while number < min(len(lines), limit) and lines[number].strip() and not _START.match(lines[number]):
+    limit = min(len(lines), number + _MESSAGE_LINES_MAX)
+    while number < limit and lines[number].strip() and not lines[number].startswith(_ASIDE):
         number += 1  # messages of several lines and notes; a log line glued to them does no harm
     return number
-
-
-def _margin(line: str) -> str:
-    match = _START.match(line)
-    return match["margin"].strip() if match else ""
 
 
 def _last_syntax_error(lines: Sequence[str]) -> str:

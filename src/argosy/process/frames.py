@@ -112,7 +112,11 @@ def parse_py_spy(text: bytes, *, pid: int) -> tuple[Thread, ...]:
 
 def place(stack: Stack) -> str:
     """`data.py:41 in load`: the innermost line of the user's own code, else the innermost line."""
-    frames = stack.frames
+    return place_in(stack.frames)
+
+
+def place_in(frames: Sequence[Frame]) -> str:
+    """The same of frames, most recent first; "" of none."""
     frame = next((f for f in frames if f.is_users), frames[0] if frames else None)
     if frame is None:
         return ""

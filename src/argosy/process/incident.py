@@ -5,6 +5,7 @@ No environment, no argument of a process is ever part of it: either may hold sec
 """
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -102,7 +103,10 @@ def first_failure(exits: Sequence[Exit]) -> Failure | None:
     failed = [exit for exit in exits if not exit.status.ok and not exit.asked]
     if not failed:
         return None
-    first = next((exit for exit in failed if not is_follower(exit)), failed[0])
+    own = [exit for exit in failed if not is_follower(exit)]
+    # The culprit may still have been printing its traceback when it was told to stop.
+    late = [exit for exit in exits if exit.asked and exit.status.code and exception_of(exit)]
+    first = [*own, *(exit for exit in late if not is_follower(exit)), *failed][0]
     rest = [exit for exit in exits if exit is not first and not exit.status.ok]
     following = tuple(exit for exit in rest if exit.asked or is_follower(exit))
     return Failure(
@@ -116,9 +120,12 @@ def first_failure(exits: Sequence[Exit]) -> Failure | None:
 
 def is_follower(exit: Exit) -> bool:
     """Whether the exit says no more than that somebody else was gone."""
-    if exit.status.signal is not None or exit.oom:
+    if exit.oom or exit.status.signal not in (None, signal.SIGABRT):
         return False
-    text = exception_line(exception_of(exit)) or "\n".join(last_lines(exit.log_tail, 3))
+    if exit.status.signal:  # NCCL's watchdog aborts; what it says may be followed by a long native stack
+        text = exit.log_tail
+    else:
+        text = exception_line(exception_of(exit)) or "\n".join(last_lines(exit.log_tail, 3))
     return any(mark in text for mark in _FOLLOWING)
 
 
@@ -198,14 +205,6 @@ def read_incidents(run_directory: Path) -> list[Incident]:
         except (OSError, msgspec.DecodeError):
             continue
     return sorted(found, key=lambda incident: incident.at)
-
-
-def redact(text: str, secrets: Sequence[str]) -> str:
-    """Blank out secrets where their values are known; short ones would blank out words."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= 4:
-            text = text.replace(secret, "***")
-    return text
 
 
 def _write(path: Path, data: bytes) -> None:
