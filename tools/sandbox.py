@@ -5,8 +5,8 @@
 The command's exit code is passed on, or 1 if it left processes behind: they are named and ended.
 """
 
+import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,19 +16,30 @@ from pathlib import Path
 
 HOMES = [Path("/tmp"), Path("/dev/shm")]  # Short: the path of a socket has at most 108 bytes.
 LINGER_S = 5.0
+SWEEP_AFTER_S = 60.0
 
 
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def claim(path: Path) -> int | None:
+    """Lock a sandbox's directory until this process ends; None if another one holds it."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(directory)
+        return None
+    return directory
 
 
 def sweep() -> None:
     """Remove what a killed sandbox of this user left behind."""
-    for home in HOMES:
-        for path in home.glob("argosy-test-*"):
-            match = re.fullmatch(r"argosy-test-(\d+)", path.name)
-            if match and not alive(int(match[1])) and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
+    for path in [path for home in HOMES for path in home.glob("argosy-test-*")]:
+        status = path.lstat()
+        # A young one may be about to be locked.
+        if status.st_uid != os.getuid() or time.time() - status.st_mtime < SWEEP_AFTER_S:
+            continue
+        if (directory := claim(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(directory)
 
 
 def inhabitants(mark: str) -> dict[int, str]:
@@ -37,7 +48,9 @@ def inhabitants(mark: str) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(path.name)] = (
+                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
         except OSError:
             continue  # It ended meanwhile, or belongs to somebody else.
     found.pop(os.getpid(), None)
@@ -79,6 +92,8 @@ def main() -> int:
         shared.mkdir(mode=0o700)
         for path in [base, base / "run", base / "tmp"]:
             path.mkdir(mode=0o700)
+        locks = [claim(base), claim(shared)]
+        assert None not in locks
         command = subprocess.Popen(sys.argv[1:], env={**os.environ, **variables})
         code = command.wait()
     except KeyboardInterrupt:

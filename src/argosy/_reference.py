@@ -1,4 +1,4 @@
-"""The functions of `_native` in Python: what tests compare it with, and what serves where it was not built."""
+"""The functions of `_native` in Python: what tests compare it with, and what serves where it is not built."""
 
 import ctypes
 import errno

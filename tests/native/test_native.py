@@ -1,4 +1,4 @@
-"""The Rust extension, its stub and its Python reference offer the same functions and give the same answers."""
+"""The Rust extension, its stub and its Python reference offer the same functions and answers."""
 
 import ast
 import errno
