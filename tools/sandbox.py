@@ -82,6 +82,8 @@ def main() -> int:
         "XDG_STATE_HOME": str(base / "state"),
         "XDG_CACHE_HOME": str(base / "cache"),
         "TMPDIR": str(base / "tmp"),
+        "ARGOSY_LINGER_S": "0",
+        "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} --basetemp={base}/t".strip(),
     }
     # Turned into an exception, so that the directories are removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
