@@ -27,7 +27,7 @@ help:
 	@echo "PYTHON=...        borrow an environment that has torch instead of downloading 2.7 GB"
 
 environment:
-	@command -v $(SCRIPTS) >/dev/null || { echo "Python 3.11 or later is needed: on Debian, apt-get install python3 python3-venv"; exit 1; }
+	@command -v $(SCRIPTS) >/dev/null || { echo "$(SCRIPTS) is not found; Python 3.11 or later is needed: on Debian, apt-get install python3 python3-venv"; exit 1; }
 	@$(SCRIPTS) tools/environment.py $(PYTHON)
 
 demo: environment
