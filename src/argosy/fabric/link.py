@@ -136,6 +136,13 @@ class Link(Generic[Message]):
                 self._ready.extend(self.receive())
         return self._ready.popleft()
 
+    def forget(self) -> None:
+        """Let go of the descriptors without closing them: a forked child has closed or never owned them."""
+        self._sock.detach()
+        self._received_fds.clear()
+        self._unsent.clear()
+        self._ready.clear()
+
     def close(self) -> None:
         """Close the socket and every descriptor that was not handed over."""
         self._sock.close()

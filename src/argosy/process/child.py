@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.process.cgroup import MARK, join
@@ -12,26 +13,25 @@ from argosy.process.lifeline import tie_lifeline
 from argosy.process.messages import RankSpec
 
 
-def settle(runtime: Path, run: str, spec: RankSpec, sealed: int, stdin: int | None) -> dict[str, str]:
+def settle(runtime: Path, run: str, spec: RankSpec, fds: Sequence[int], keep: int = 2) -> dict[str, str]:
     """Make this fresh child the rank: group, cgroup, descriptors, output, lifeline; returns its environment.
 
-    Every inherited descriptor is closed. Output goes to files opened here, so that no reader's death can hurt.
+    `fds` are the sealed environment and, if the rank has one, standard input. Every inherited descriptor but
+    `keep` is closed. Output goes to files opened here, so that no reader's death can hurt.
     """
     os.setpgid(0, 0)
     join(spec.cgroup)
-    environment = open_environment(sealed)
-    variables = {**environment.variables, **environment.secrets, **spec.variables}
+    environment = open_environment(fds[0])
+    variables = {**spec.defaults, **environment.variables, **environment.secrets, **spec.variables}
     variables[MARK] = f"{run}/{spec.rank}"
     out = _open_log(spec.out)
     err = _open_log(spec.err)
     null = os.open(os.devnull, os.O_RDWR)
-    for source, target in ((null if stdin is None else stdin, 0), (out, 1), (err, 2)):
+    for source, target in ((fds[1] if len(fds) > 1 else null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
-    os.closerange(3, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20))
+    os.closerange(3, keep)
+    os.closerange(max(keep, 2) + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20))
     tie_lifeline(runtime)
-    if spec.cpus:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, spec.cpus)
     return variables
 
 

@@ -29,6 +29,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     preload: list[str] = []
     key: str = ""
     """Names the zygote that serves this launch."""
+    fingerprint: str = ""
+    """Of the installed packages."""
     restart: Restart
     grace_s: float = 30.0
     hang_after_s: float = 30.0
@@ -64,12 +66,10 @@ def zygote_key(python: Sequence[str], env: Mapping[str, str], preload: Sequence[
     return digest.hexdigest()
 
 
-def rank_variables(
-    launch: Launch, index: int, generation: int, port: int, env: Mapping[str, str]
-) -> dict[str, str]:
-    """The variables that torchrun sets for a worker, with its names and meanings; what the user set wins."""
+def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets for a worker, with its names and meanings."""
     size, rank = str(launch.size), str(index)
-    own = {
+    return {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "ROLE_RANK": rank,
@@ -89,9 +89,20 @@ def rank_variables(
         "ARGOSY_MESH": "main",
         "ARGOSY_GENERATION": str(generation),
     }
+
+
+def rank_defaults(launch: Launch) -> dict[str, str]:
+    """Variables for a rank that what the user set wins over."""
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if launch.threads:
         defaults["OMP_NUM_THREADS"] = str(launch.threads)
     elif launch.size > 1:
         defaults["OMP_NUM_THREADS"] = "1"
-    return {**{name: value for name, value in defaults.items() if name not in env}, **own}
+    return defaults
+
+
+def command(launch: Launch) -> list[str]:
+    """What an executed rank executes."""
+    if launch.kind == "program":
+        return [launch.target, *launch.args]
+    return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *launch.args]

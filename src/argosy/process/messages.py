@@ -63,9 +63,10 @@ class ListRuns(Message, frozen=True):
 
 
 class WatchRun(Message, frozen=True):
-    """Send the facts of a run from now on; its `Welcome` comes first."""
+    """Send the facts of a run from now on; its `Welcome` comes first. With `lease` the run ends with the link."""
 
     run: str
+    lease: bool = False
 
 
 class TakeStacks(Message, frozen=True):
@@ -102,12 +103,13 @@ class ZygoteHello(Message, frozen=True):
 
 
 class ZygoteReady(Message, frozen=True):
-    """Preloading is over. `spoiled` names an entry that must be left out, by a fresh zygote."""
+    """Preloading is over. `spoiled` names entries (and why) that a fresh zygote must leave out."""
 
     key: str
     loaded: list[str]
-    spoiled: tuple[str, str] | None = None
-    seconds: float = 0.0
+    spoiled: list[tuple[str, str]]
+    has_torch: bool
+    seconds: float
 
 
 class Forked(Message, frozen=True):
@@ -270,12 +272,13 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     rank: RankId
     variables: dict[str, str]
-    page: str
-    stacks: str
     out: str
     err: str
+    defaults: dict[str, str] = {}
+    """What the run's own environment wins over."""
+    page: str = ""
+    stacks: str = ""
     cgroup: str = ""
-    cpus: list[int] = []
 
 
 class Fork(Message, frozen=True):

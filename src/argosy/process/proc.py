@@ -44,15 +44,12 @@ def is_dead(pidfd: int) -> bool:
 
 
 def send_signal(process: Born, signum: int) -> bool:
-    """Send a signal to the process's group if it is its leader, else to it alone; False if it is gone."""
+    """Send a signal to the process; False if it is gone."""
     fd = open_process(process)
     if fd is None:
         return False
     try:
-        if signum == signal.SIGKILL or signum == signal.SIGTERM or os.getpgid(process.pid) != process.pid:
-            signal.pidfd_send_signal(fd, signum)
-        else:
-            os.killpg(process.pid, signum)
+        signal.pidfd_send_signal(fd, signum)
     except ProcessLookupError:
         return False
     finally:
