@@ -325,7 +325,7 @@ def test_labels_keep_their_column():
 def test_a_label_of_scattered_ranks_is_short_and_says_how_many():
     merger = Merger(64)
     label = merger.render(Out("stdout", frozenset(range(0, 64, 2)), b""), colour=False)
-    assert label == b"[0,2,4,6,8,... 32 ranks] \n"
+    assert label == b"[0,2,4,6,8,10,12,14,... 32 ranks] \n"
 
 
 def test_colour_is_on_the_label_and_closed_after_the_line():
