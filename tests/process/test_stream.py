@@ -364,7 +364,7 @@ def some_text(random_: random.Random) -> bytes:
         elif kind == 2:
             parts.append(random_.choice([b"", b"x", b"\xff\xfe", b"\xc3\xa9" * 9000]) + b"\n")
         elif kind == 3 and random_.random() < 0.1:
-            parts.append(b"flood\n" * (BULK // 3))
+            parts.append((b"flood" * 20 + b"\n") * (BULK // 50))
         else:
             parts.append(b"line %d\n" % random_.randrange(6))
     return b"".join(parts)

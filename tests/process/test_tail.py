@@ -72,6 +72,17 @@ def test_more_floods_than_one_round_serves_take_turns(tail: Tail, tmp_path: Path
     )
 
 
+def test_a_reader_that_lags_takes_large_pieces_and_still_turns(tmp_path: Path):
+    for lag_max, piece in ((MB, READ_MAX), (None, ROUND_MAX // 16)):
+        with closing(Tail(lag_max=lag_max)) as tail:
+            for rank in range(16):
+                (tmp_path / str(rank)).write_bytes(b"x" * MB)
+                tail.add(rank, "stdout", str(tmp_path / str(rank)))
+            chunks = [chunk for _ in range(4) for chunk in tail.poll()]
+        assert {len(data) for _, _, data in chunks} == {piece}
+        assert {rank for rank, _, _ in chunks} == set(range(16))
+
+
 def test_a_hole_is_skipped_and_told(tail: Tail, tmp_path: Path):
     path = tmp_path / "log"
     append(path, b"a" * MB + b"b" * (312 * MB // 8) + b"tail\n")

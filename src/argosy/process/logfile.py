@@ -1,11 +1,12 @@
 """Keep a rank's log bounded while the rank goes on appending to it.
 
-The writer holds the file open with O_APPEND, cannot be told anything, and must never be disturbed. So the middle of
-the file is punched out: head and newest tail stay, offsets stay, and readers see a hole. Where the file system
-cannot punch, the tail is copied to `<path>.1` and the file is cut back to its head: an append goes to wherever
-the end then is. Renaming would not help: the writer would follow the old file.
+The writer holds the file open with O_APPEND, cannot be told anything, and must never be disturbed. So the
+middle of the file is punched out: head and newest tail stay, offsets stay, and readers see a hole. Where the
+file system cannot punch, the tail is copied to `<path>.1` and the file is cut back to its head: an append
+goes to wherever the end then is. Renaming would not help: the writer would follow the old file.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -48,9 +49,10 @@ def bound(
 ) -> Bounded:
     """Bring the disk space of a log below `bytes_max`, if it is above.
 
-    Keeps the first `head` bytes and the newest half of the rest of `bytes_max`, so that it is not called for at every
-    line. `reopens` says that the writer opens the path anew when it vanishes; `punches=False` that the
-    file system is known not to punch. Never raises for what a disk or another process can do: it is in `trouble`.
+    Keeps the first `head` bytes (at most a quarter of `bytes_max`) and half of what remains as the newest
+    tail: the other half is room to grow until the next call. `reopens` says that the writer opens the path
+    anew when it vanishes; `punches=False` that the file system is known not to punch. What a full or broken
+    disk does is returned in `trouble`, never raised.
     """
     head = min(head, bytes_max // 4)
     try:
@@ -69,7 +71,7 @@ def bound(
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV):
                     return Bounded(0, f"log cannot be punched: {path}: {error.strerror}")
-        return _rotate(path, fd) if reopens else _cut_back(path, fd, head, tail)
+        return _rotate(path) if reopens else _cut_back(path, fd, head, tail)
     except OSError as error:
         return Bounded(0, f"log cannot be bounded: {path}: {error.strerror}")
     finally:
@@ -94,7 +96,7 @@ def _punch(fd: int, head: int, tail: int) -> Bounded:
     return Bounded(max(0, before - os.fstat(fd).st_blocks * 512))
 
 
-def _rotate(path: str, fd: int) -> Bounded:
+def _rotate(path: str) -> Bounded:
     freed = os.path.getsize(f"{path}.1") if os.path.exists(f"{path}.1") else 0
     os.replace(path, f"{path}.1")
     return Bounded(freed, f"log was rotated, holes are not supported here: {path}.1")
@@ -103,9 +105,9 @@ def _rotate(path: str, fd: int) -> Bounded:
 def _cut_back(path: str, fd: int, head: int, tail: int) -> Bounded:
     """Copy the tail aside, then shorten the file under its writer.
 
-    What the writer appends between the last read and the cut is lost: microseconds, because reading goes on until
-    nothing new comes, but it cannot be excluded. If the copy fails for want of space the cut is made all the same:
-    it is what gives space back.
+    What the writer appends between the last read and the cut is lost: microseconds, because reading goes on
+    until nothing new comes, but it cannot be excluded. If the copy fails for want of space the cut is made
+    all the same: it is what gives space back.
     """
     size = os.fstat(fd).st_size
     trouble = f"holes are not supported here, log was cut to its head, its tail is in: {path}.1"
@@ -139,7 +141,5 @@ def _copy(fd: int, start: int, target: str, bytes_max: int) -> int:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
