@@ -204,11 +204,9 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
 
 def _log(incident: Incident | None, rank: int | None, exception: Sequence[str]) -> list[str]:
     """The lines before the traceback, which is shown anyway."""
-    if incident is None:
+    if incident is None or rank not in incident.log_tails:
         return []
-    lines = incident.log_tails.get(rank if rank is not None else -1) or next(
-        iter(incident.log_tails.values()), []
-    )
+    lines = incident.log_tails[rank]
     raised = {line.strip() for line in exception if line.strip()}
     return [
         line
