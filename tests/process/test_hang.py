@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from argosy.core import WaitStatus
+from argosy.observe import GroupProgress, Phase, Progress
 from argosy.process.evidence import ProcSample
 from argosy.process.frames import Frame, Stack, Thread
 from argosy.process.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
@@ -14,7 +15,9 @@ POLICY = HangPolicy()
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 
 
-def rank(index: int, issued: int = 12, *, waiting: bool = True, op: str = "all_reduce", **more: object) -> RankView:
+def rank(
+    index: int, issued: int = 12, *, waiting: bool = True, op: str = "all_reduce", **more: object
+) -> RankView:
     group = GroupView("0", 4, issued, waiting=waiting, op=op, site="train.py:77")
     return msgspec.structs.replace(RankView(index=index, changed_at=0.0, steps=11, groups=(group,)), **more)
 
@@ -23,8 +26,8 @@ def at(*frames: tuple[str, int, str], proc: ProcSample | None = None) -> Stack:
     return Stack("faulthandler", (Thread("MainThread", tuple(Frame(*f) for f in frames), True),), proc)
 
 
-IN_DATA = at(("/home/u/data.py", 41, "load"), ("/home/u/train.py", 9, "<module>"))
-IN_REDUCE = at((f"{TORCH}/distributed/c10d.py", 3, "all_reduce"), ("/home/u/train.py", 77, "step"))
+IN_DATA = at(("/project/data.py", 41, "load"), ("/project/train.py", 9, "<module>"))
+IN_REDUCE = at((f"{TORCH}/distributed/c10d.py", 3, "all_reduce"), ("/project/train.py", 77, "step"))
 
 
 def suspect(views: list[RankView], now: float = 31.0, policy: HangPolicy = POLICY) -> Suspect:
@@ -87,7 +90,10 @@ def test_h3_blame_follows_the_waits_to_their_end():
     ]
     verdict = hang(views, {2: IN_DATA})
     assert verdict.culprits == (2,)
-    assert verdict.headline == "rank 0 waits in all_reduce #5; rank 1 waits in all_gather #9; rank 2 at data.py:41"
+    assert (
+        verdict.headline
+        == "rank 0 waits in all_reduce #5; rank 1 waits in all_gather #9; rank 2 at data.py:41"
+    )
 
 
 def test_a_stopped_rank_is_named_as_stopped():
@@ -151,7 +157,9 @@ def test_a_member_that_never_used_the_group_is_absent():
 
 def test_a_wait_inside_backward_is_seen_in_the_stacks():
     quiet = [RankView(index=i, changed_at=0.0, steps=9) for i in range(4)]
-    backward = at((f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"), ("/home/u/train.py", 50, "step"))
+    backward = at(
+        (f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"), ("/project/train.py", 50, "step")
+    )
     verdict = hang(quiet, {0: backward, 1: backward, 2: backward, 3: IN_DATA})
     assert verdict.headline == "ranks 0-2 wait in backward; rank 3 at data.py:41"
 
@@ -178,43 +186,30 @@ def test_a_compiled_model_that_runs_is_not_compiling():
         (f"{TORCH}/_inductor/output_code.py", 763, "__call__"),
         (f"{TORCH}/_functorch/aot_autograd.py", 1277, "forward"),
         (f"{TORCH}/_dynamo/eval_frame.py", 1166, "compile_wrapper"),
-        ("/home/u/train.py", 16, "step"),
+        ("/project/train.py", 16, "step"),
     )
     assert hang([rank(0), rank(1, 11, waiting=False)], {1: stack}).headline.endswith("rank 1 at train.py:16")
 
 
-class Group(msgspec.Struct, frozen=True):
-    name: str = "0"
-    size: int = 2
-    issued: int = 0
-    p2p: int = 0
-    waiting: bool = False
-    op: str = "all_reduce"
-    site: str = ""
-
-    def members(self) -> range | None:
-        return range(self.size)
+def page(*, steps: int = 0, pulse: int = 0, issued: int = 0) -> Progress:
+    groups = (GroupProgress("0", 2, issued, op="all_reduce", stride=1),) if issued else ()
+    return Progress(pid=1, phase=Phase.USER, steps=steps, pulse=pulse, groups=groups)
 
 
-class Page(msgspec.Struct, frozen=True):
-    steps: int = 0
-    pulse: int = 0
-    phase: int = 1
-    groups: tuple[Group, ...] = ()
-
-
-def samples(tracker: Tracker, index: int, pages: list[Page], *, every_s: float, start: float = 0.0) -> float:
+def samples(
+    tracker: Tracker, index: int, pages: list[Progress], *, every_s: float, start: float = 0.0
+) -> float:
     now = start
-    for page in pages:
+    for progress in pages:
         now += every_s
-        tracker.update(index, page, ProcSample("S", 0, 1, 1), now)
+        tracker.update(index, progress, ProcSample("S", 0, 1, 1), now)
     return now
 
 
 def test_the_tracker_learns_a_rhythm_and_when_it_stopped():
     tracker = Tracker()
-    now = samples(tracker, 0, [Page(steps=n) for n in range(1, 9)], every_s=5.0)
-    samples(tracker, 0, [Page(steps=8)] * 4, every_s=0.25, start=now)
+    now = samples(tracker, 0, [page(steps=n) for n in range(1, 9)], every_s=5.0)
+    samples(tracker, 0, [page(steps=8)] * 4, every_s=0.25, start=now)
     (view,) = tracker.views()
     assert (view.changed_at, view.interval_s, view.steps) == (now, 5.0, 8)
 
@@ -224,16 +219,16 @@ def test_a_long_step_with_a_burst_of_collectives_keeps_the_rhythm_of_its_steps()
     now = 0.0
     for step in range(1, 6):
         for burst in range(4):
-            tracker.update(0, Page(steps=step - 1, groups=(Group(issued=step * 4 + burst),)), None, now + burst)
+            tracker.update(0, page(steps=step - 1, issued=step * 4 + burst), None, now + burst)
         now += 60.0
-        tracker.update(0, Page(steps=step, groups=(Group(issued=step * 4 + 3),)), None, now)
+        tracker.update(0, page(steps=step, issued=step * 4 + 3), None, now)
     assert tracker.views()[0].interval_s == 60.0
 
 
 def test_the_pulse_of_an_evaluation_counts_as_movement():
     tracker = Tracker()
-    tracker.update(0, Page(steps=5, pulse=1), None, 0.0)
-    tracker.update(0, Page(steps=5, pulse=2), None, 100.0)
+    tracker.update(0, page(steps=5, pulse=1), None, 0.0)
+    tracker.update(0, page(steps=5, pulse=2), None, 100.0)
     assert tracker.views()[0].changed_at == 100.0
 
 
@@ -246,7 +241,7 @@ def test_cpu_share_comes_from_ticks():
 
 def test_a_new_process_forgets_its_predecessor():
     tracker = Tracker()
-    tracker.update(0, Page(steps=50), None, 0.0)
+    tracker.update(0, page(steps=50), None, 0.0)
     tracker.exited(0, WaitStatus(code=1))
     tracker.started(0, 9.0)
     assert tracker.views() == [RankView(index=0, changed_at=9.0, starting=True)]

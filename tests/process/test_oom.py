@@ -53,10 +53,14 @@ def test_a_unified_hierarchy_is_read(tmp_path: Path):
     }.items():
         (mine / name).write_text(text)
     (tmp_path / "job" / "memory.events").write_text("oom_kill 5\n")
-    before = OomSample((OomCounter("/job/rank0", str(mine), 2, 0, 0), OomCounter("/job", str(mine.parent), 5, 0, 0)))
+    before = OomSample(
+        (OomCounter("/job/rank0", str(mine), 2, 0, 0), OomCounter("/job", str(mine.parent), 5, 0, 0))
+    )
     after = again(before)
     assert [counter.kills for counter in after.counters] == [3, 5]
-    assert explain_oom(before, after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
+    assert (
+        explain_oom(before, after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
+    )
 
 
 def test_a_process_without_cgroups_has_no_counters(tmp_path: Path):
@@ -70,10 +74,7 @@ def test_a_real_oom_kill_is_counted():
     cgroup.mkdir()
     try:
         (cgroup / "memory.limit_in_bytes").write_text(str(64 << 20))
-        script = (
-            "import sys; sys.stdin.readline()\n"
-            "held = [bytearray(4 << 20) for _ in range(100)]\n"
-        )
+        script = "import sys; sys.stdin.readline()\nheld = [bytearray(4 << 20) for _ in range(100)]\n"
         with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
             (cgroup / "cgroup.procs").write_text(str(process.pid))
             before = oom_counters(process.pid)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -57,13 +56,13 @@ class Ranks:
         text = (ARMED if armed else "import sys\n") + body
         if text not in self.scripts:
             self.scripts.append(text)
+            (self.directory / f"script{len(self.scripts) - 1}.py").write_text(text)
         script = self.directory / f"script{self.scripts.index(text)}.py"
-        script.write_text(text)
         stack_file = str(self.directory / f"stack{index}")
         process = subprocess.Popen(
             [sys.executable, str(script), stack_file, *arguments],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": SOURCE},
+            env={**os.environ, "PYTHONPATH": SOURCE, "GLOO_SOCKET_IFNAME": "lo"},
         )
         self.processes.append(process)
         sample = read_proc(process.pid)
@@ -128,10 +127,8 @@ def test_a_rank_inside_one_long_c_call_answers(ranks: Ranks):
 
 def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     pytest.importorskip("torch")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    targets = [ranks.start(IN_GLOO, str(rank), f"tcp://127.0.0.1:{port}") for rank in range(2)]
+    store = f"file://{ranks.directory}/store"
+    targets = [ranks.start(IN_GLOO, str(rank), store) for rank in range(2)]
     ranks.wait_ready()
     deadline = time.monotonic() + 60
     places = ["", ""]
@@ -202,8 +199,7 @@ def test_s1_another_process_with_the_same_pid_is_left_alone(ranks: Ranks):
 
 def test_a_silent_rank_is_asked_through_py_spy(ranks: Ranks):
     target = ranks.start(
-        "import signal\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS
     )
     ranks.wait_ready()
     stack = take([target])[0]
@@ -239,7 +235,8 @@ def test_s2_a_step_never_blocks_and_the_deadline_ends_what_is_left(ranks: Ranks)
 
 def test_the_text_of_all_stacks_names_ranks_and_threads(ranks: Ranks):
     target = ranks.start(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n" + SLEEPS
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+        + SLEEPS
     )
     ranks.wait_ready()
     text = stacks_text(take([target]))
