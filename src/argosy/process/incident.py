@@ -172,7 +172,7 @@ def _tail(exit: Exit) -> list[str]:
     """The last lines besides the traceback, which is kept apart and would crowd out all others."""
     raised = {line.strip() for line in exception_of(exit).splitlines()}
     lines = last_lines(exit.log_tail, sys.maxsize)
-    return [line for line in lines if without_prefix(line).strip() not in raised][-TAIL_LINES:]
+    return [line for line in lines if without_prefix(line).strip() not in raised | {""}][-TAIL_LINES:]
 
 
 def incident_id(at: float, kind: str, rank: RankId | None) -> str:

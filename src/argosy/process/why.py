@@ -119,14 +119,11 @@ def render(report: Report, width: int = 100) -> str:
     if report.history:
         shown = _first_and_last(report.history, HISTORY_LINES)
         lines += ["", "what happened", *(f"  {_clock(e.at)} {e.what}" for e in shown)]
+    way_on = [f"{label + ':':8} {command}" for label, command in report.commands.items()]
     if report.durable_step is not None:
-        lines += ["", f"last durable step: {report.durable_step}"]
-    lines += ["", *(f"{label + ':':8} {command}" for label, command in report.commands.items())]
-    commands = len(report.commands)
-    if len(lines) > LINES_MAX:  # the way on is never cut
-        lines = [*lines[: LINES_MAX - commands - 1], "", *lines[-commands:]]
-    kept = len(lines) - commands
-    return "\n".join([*(_cut(line, width) for line in lines[:kept]), *lines[kept:]]) + "\n"
+        way_on.insert(0, f"last durable step: {report.durable_step}")
+    lines = [_cut(line, width) for line in lines[: LINES_MAX - len(way_on) - 1]]
+    return "\n".join([*lines, "", *way_on]) + "\n"  # commands are for copying: never cut
 
 
 def to_json(report: Report) -> bytes:
