@@ -148,3 +148,14 @@ def test_torch_that_spoils_is_said_and_not_tried_again() -> None:
     done = Preloaded((), {}, (("torch._dynamo", "starts a thread (x)"),), {}, {}, has_torch=True)
     assert done.torch_spoiled == "starts a thread (x)"
     assert done.left(["torch", "torch._dynamo", "json"]) == ["torch", "json"]
+
+
+def test_variables_that_the_script_sets_count_at_import_and_not_after(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(
+        "import os\nassert os.environ['HOME_OF'] == 'x'\nos.environ.get('LATE')"
+    )
+    done = run(tmp_path, "$HOME_OF=x", "$DEFAULT?=y", "json", "reads", DEFAULT="z")
+    assert done["loaded"] == ["json", "reads"]
+    assert done["environ"] == {}
+    done = run(tmp_path, "$HOME_OF=x", "$LATE", "json", "reads")
+    assert done["spoiled"] == [["reads", "reads reads LATE"]]

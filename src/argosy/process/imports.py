@@ -4,7 +4,8 @@ Reads source, imports nothing: a client calls it at every launch.
 
 I1  A module of the user's tree is followed and never an entry: an edited file must be seen.
 I2  Equal trees give equal lists: torch and its companions first, the rest sorted.
-I3  What cannot be read, parsed or found is passed over; the rank itself will report it.
+I3  A package sees the environment at import that the script would have given it.
+I4  What cannot be read, parsed or found is passed over; the rank itself will report it.
 """
 
 import ast
@@ -26,12 +27,21 @@ FILES_MAX = 2_000
 BYTES_MAX = 16 << 20
 FILE_BYTES_MAX = 2 << 20
 
+# Read by torch's and numpy's libraries in C while they are loaded, where no record can see it.
+_NATIVE = re.compile(
+    r"\$(OMP|GOMP|GOTO|KMP|OPENBLAS|MKL|MKLDNN|DNNL|ONEDNN|NPY|TRITON|KINETO|NVRTC)_"
+    r"|\$(PYTORCH_|TORCH_(CPP|SHOW_CPP|BLAS|LINALG|ALLOW|SYMMMEM|DISTRIBUTED_DEBUG))"
+)
 _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
 
 class Statement(NamedTuple):
-    """One import statement; `names` is empty for `import module`."""
+    """One import statement; `names` is empty for `import module`.
+
+    `module` may also be a setting of an environment variable: `$NAME=value`, `$NAME?=value` for a
+    default, or `$NAME` if the value or whether it is set cannot be told from the source.
+    """
 
     module: str
     names: tuple[str, ...]
@@ -57,7 +67,7 @@ class Read(NamedTuple):
 def read_source(text: bytes) -> Source:
     """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
     tree = ast.parse(text)
-    statements = tuple(_statements(tree.body, main_only=False))
+    statements = tuple(_statements(tree.body, main_only=False, certain=True))
     return Source(statements, b"torch" in text and any(_is_torch(node) for node in ast.walk(tree)))
 
 
@@ -68,7 +78,7 @@ def _parse(text: bytes) -> Source | None:
         return None
 
 
-def _statements(body: Sequence[ast.stmt], main_only: bool) -> Iterator[Statement]:
+def _statements(body: Sequence[ast.stmt], main_only: bool, certain: bool) -> Iterator[Statement]:
     """Yield what runs when the module is imported: not functions, type checking or `except` branches."""
     for node in body:
         match node:
@@ -78,15 +88,51 @@ def _statements(body: Sequence[ast.stmt], main_only: bool) -> Iterator[Statement
             case ast.ImportFrom(module=module, names=names, level=level):
                 yield Statement(module or "", tuple(alias.name for alias in names), level, main_only)
             case ast.If(test=test, body=inner, orelse=orelse):
+                is_main = _names(test, "__name__")
                 if not _names(test, "TYPE_CHECKING"):
-                    yield from _statements(inner, main_only or _names(test, "__name__"))
-                yield from _statements(orelse, main_only)
+                    yield from _statements(inner, main_only or is_main, certain and is_main)
+                yield from _statements(orelse, main_only, False)
             case ast.Try() | ast.TryStar():
-                yield from _statements([*node.body, *node.orelse, *node.finalbody], main_only)
+                yield from _statements([*node.body, *node.orelse, *node.finalbody], main_only, False)
             case ast.With(body=inner) | ast.ClassDef(body=inner):
-                yield from _statements(inner, main_only)
+                yield from _statements(inner, main_only, certain)
+            case ast.Assign() | ast.Expr():
+                for setting in _settings(node):
+                    yield Statement(setting if certain else _variable(setting), (), 0, main_only)
             case _:
                 pass
+
+
+def _settings(node: ast.Assign | ast.Expr) -> Iterator[str]:
+    """Yield the environment variables that a statement sets."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(value=target, slice=ast.Constant(value=str(name)))], value=value
+        ) if _names(target, "environ"):
+            literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
+            yield f"${name}={value.value}" if literal else f"${name}"
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=target, attr="setdefault"),
+                args=[ast.Constant(value=str(name)), value],
+            )
+        ) if _names(target, "environ"):
+            literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
+            yield f"${name}?={value.value}" if literal else f"${name}"
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="update" | "pop"), args=args)) if (
+            _names(target, "environ")
+        ):
+            for given in args:
+                for key in given.keys if isinstance(given, ast.Dict) else [given]:
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield f"${key.value}"
+        case _:
+            pass
+
+
+def _variable(setting: str) -> str:
+    """Return `$NAME` of a setting."""
+    return setting.partition("=")[0].removesuffix("?")
 
 
 def _names(test: ast.expr, name: str) -> bool:
@@ -121,7 +167,9 @@ class _Scan:
         self.known = known
         self.read: dict[str, Read] = {}
         self.entries: set[str] = set()
+        self.settings: dict[str, str] = {}
         self.torch = False
+        self._has_begun = False
         self._todo: deque[tuple[str, str, bool]] = deque()
         self._queued: set[str] = set()
         self._bytes = 0
@@ -152,8 +200,13 @@ class _Scan:
             if source is None:
                 continue
             self.torch = self.torch or source.torch
-            for statement in source.statements:
-                if is_main or not statement.main_only:
+            statements = list(source.statements)
+            while is_main and statements and statements[-1].module.startswith("$"):
+                statements.pop()  # Nothing is imported after it.
+            for statement in statements:
+                if statement.module.startswith("$"):
+                    self._set(statement.module, is_main)
+                elif is_main or not statement.main_only:
                     self._meet(statement, package)
 
     def _read(self, file: str) -> Source | None:
@@ -170,6 +223,12 @@ class _Scan:
             return None
         self.read[file] = known
         return known.source
+
+    def _set(self, setting: str, is_main: bool) -> None:
+        """Take a setting as it is only if nothing but the standard library can have been imported before."""
+        name = _variable(setting)
+        is_certain = is_main and not self._has_begun and self.settings.get(name, setting) == setting
+        self.settings[name] = setting if is_certain else name
 
     def _meet(self, statement: Statement, package: str) -> None:
         module = statement.module
@@ -200,6 +259,7 @@ class _Scan:
             found = self.finder.find(".".join(parts[:end]))
             if found is None:
                 return None
+            self._has_begun = self._has_begun or found.kind != "stdlib"
             if found.kind != "user" or parts[0] == "torch":
                 self.entries.add(found.name)
             elif found.file:
@@ -225,7 +285,8 @@ def scan(
 
     `path` is the interpreter's `sys.path`; the script's directory, or the working directory for a
     module, is searched before it. An entry is `package.module`, or `package.module:name` where a
-    package loads names when they are asked for. Parsed files are remembered in the directory `cache`.
+    package loads names when they are asked for; `$NAME…` is a variable that the script sets itself (see
+    `Statement`). Parsed files are remembered in the directory `cache`.
     """
     own = os.getcwd() if module else os.path.dirname(os.path.realpath(entry))
     name = blake2b(f"{own}\0{entry}".encode(), digest_size=16).hexdigest()
@@ -238,10 +299,11 @@ def scan(
     walk.run()
     if memory and walk.read != walk.known:
         _remember(memory, walk.read)
+    if any(_NATIVE.match(setting) and setting == name for name, setting in walk.settings.items()):
+        return []
     has_torch = walk.torch or _needs_torch(walk.finder, {_top(entry) for entry in walk.entries})
-    if not has_torch or walk.finder.find("torch") is None:
-        return sorted(walk.entries)
-    return [*TORCH, *sorted(walk.entries.difference(TORCH))]
+    first = [] if not has_torch or walk.finder.find("torch") is None else TORCH
+    return [*sorted(walk.settings.values()), *first, *sorted(walk.entries.difference(first))]
 
 
 def _recall(memory: str) -> dict[str, Read]:
