@@ -8,11 +8,10 @@ I3  A package sees the environment at import that the script would have given it
 I4  What cannot be read, parsed or found is passed over; the rank itself will report it.
 """
 
-import ast
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from argosy.process.finder import Finder, Found, is_site
+from argosy.process.source import Source, Statement, read_source, top, variable
 
 # The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
 TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.profiler")
@@ -36,26 +36,6 @@ _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
 
-class Statement(NamedTuple):
-    """One import statement; `names` is empty for `import module`.
-
-    `module` may also be a setting of an environment variable: `$NAME=value`, `$NAME?=value` for a
-    default, or `$NAME` if the value or whether it is set cannot be told from the source.
-    """
-
-    module: str
-    names: tuple[str, ...]
-    level: int
-    main_only: bool
-
-
-class Source(NamedTuple):
-    """What one file imports when it is itself imported, and whether it names torch in any place."""
-
-    statements: tuple[Statement, ...]
-    torch: bool
-
-
 class Read(NamedTuple):
     """A file as it was parsed: good for as long as time and size stay. No source: it is no Python."""
 
@@ -64,99 +44,11 @@ class Read(NamedTuple):
     source: Source | None
 
 
-def read_source(text: bytes) -> Source:
-    """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
-    tree = ast.parse(text)
-    statements = tuple(_statements(tree.body, main_only=False, certain=True))
-    return Source(statements, b"torch" in text and any(_is_torch(node) for node in ast.walk(tree)))
-
-
 def _parse(text: bytes) -> Source | None:
     try:
         return read_source(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _statements(body: Sequence[ast.stmt], main_only: bool, certain: bool) -> Iterator[Statement]:
-    """Yield what runs when the module is imported: not functions, type checking or `except` branches."""
-    for node in body:
-        match node:
-            case ast.Import(names=names):
-                for alias in names:
-                    yield Statement(alias.name, (), 0, main_only)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                yield Statement(module or "", tuple(alias.name for alias in names), level, main_only)
-            case ast.If(test=test, body=inner, orelse=orelse):
-                is_main = _names(test, "__name__")
-                if not _names(test, "TYPE_CHECKING"):
-                    yield from _statements(inner, main_only or is_main, certain and is_main)
-                yield from _statements(orelse, main_only, False)
-            case ast.Try() | ast.TryStar():
-                yield from _statements([*node.body, *node.orelse, *node.finalbody], main_only, False)
-            case ast.With(body=inner) | ast.ClassDef(body=inner):
-                yield from _statements(inner, main_only, certain)
-            case ast.Assign() | ast.Expr():
-                for setting in _settings(node):
-                    yield Statement(setting if certain else _variable(setting), (), 0, main_only)
-            case _:
-                pass
-
-
-def _settings(node: ast.Assign | ast.Expr) -> Iterator[str]:
-    """Yield the environment variables that a statement sets."""
-    match node:
-        case ast.Assign(
-            targets=[ast.Subscript(value=target, slice=ast.Constant(value=str(name)))], value=value
-        ) if _names(target, "environ"):
-            literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
-            yield f"${name}={value.value}" if literal else f"${name}"
-        case ast.Expr(
-            value=ast.Call(
-                func=ast.Attribute(value=target, attr="setdefault"),
-                args=[ast.Constant(value=str(name)), value],
-            )
-        ) if _names(target, "environ"):
-            literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
-            yield f"${name}?={value.value}" if literal else f"${name}"
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="update" | "pop"), args=args)) if (
-            _names(target, "environ")
-        ):
-            for given in args:
-                for key in given.keys if isinstance(given, ast.Dict) else [given]:
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield f"${key.value}"
-        case _:
-            pass
-
-
-def _variable(setting: str) -> str:
-    """Return `$NAME` of a setting."""
-    return setting.partition("=")[0].removesuffix("?")
-
-
-def _names(test: ast.expr, name: str) -> bool:
-    """Tell whether a condition mentions a name, also as `module.name`."""
-    return any(name in (getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(test))
-
-
-def _is_torch(node: ast.AST) -> bool:
-    match node:
-        case ast.Import(names=names):
-            return any(_top(alias.name) == "torch" for alias in names)
-        case ast.ImportFrom(module=str(module), level=0):
-            return _top(module) == "torch"
-        case ast.Call(
-            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(name)), *_],
-        ):
-            return _top(name) == "torch"
-        case _:
-            return False
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
 
 
 class _Scan:
@@ -204,9 +96,11 @@ class _Scan:
             while is_main and statements and statements[-1].module.startswith("$"):
                 statements.pop()  # Nothing is imported after it.
             for statement in statements:
+                if statement.main_only and not is_main:
+                    continue
                 if statement.module.startswith("$"):
                     self._set(statement.module, is_main)
-                elif is_main or not statement.main_only:
+                else:
                     self._meet(statement, package)
 
     def _read(self, file: str) -> Source | None:
@@ -226,7 +120,7 @@ class _Scan:
 
     def _set(self, setting: str, is_main: bool) -> None:
         """Take a setting as it is only if nothing but the standard library can have been imported before."""
-        name = _variable(setting)
+        name = variable(setting)
         is_certain = is_main and not self._has_begun and self.settings.get(name, setting) == setting
         self.settings[name] = setting if is_certain else name
 
@@ -301,8 +195,8 @@ def scan(
         _remember(memory, walk.read)
     if any(_NATIVE.match(setting) and setting == name for name, setting in walk.settings.items()):
         return []
-    has_torch = walk.torch or _needs_torch(walk.finder, {_top(entry) for entry in walk.entries})
-    first = [] if not has_torch or walk.finder.find("torch") is None else TORCH
+    has_torch = walk.torch or _needs_torch(walk.finder, {top(entry) for entry in walk.entries})
+    first = TORCH if has_torch and walk.finder.find("torch") is not None else ()
     return [*sorted(walk.settings.values()), *first, *sorted(walk.entries.difference(first))]
 
 
