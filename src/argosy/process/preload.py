@@ -125,6 +125,24 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
     return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, "torch" in sys.modules)
 
 
+def loaded_files() -> dict[str, int]:
+    """Return the files of the modules loaded so far and when each was changed."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file: changed for file in files if file and (changed := _changed_ns(file))}
+
+
+def edited(files: Mapping[str, int]) -> list[str]:
+    """Return which of `loaded_files` were changed since: a warm zygote would hide an edit in site-packages."""
+    return [file for file, changed in files.items() if _changed_ns(file) != changed]
+
+
+def _changed_ns(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def restore_env(original: Mapping[str, str]) -> None:
     """Undo `PRELOAD_ENV`: give its variables the values they have in the run's environment, or none."""
     for name in PRELOAD_ENV:
