@@ -132,7 +132,7 @@ def loaded_files() -> dict[str, int]:
 
 
 def edited(files: Mapping[str, int]) -> list[str]:
-    """Return which of `loaded_files` were changed since: a warm zygote would hide an edit in site-packages."""
+    """Return which of `loaded_files` changed since: a warm zygote would hide an edit in site-packages."""
     return [file for file, changed in files.items() if _changed_ns(file) != changed]
 
 
