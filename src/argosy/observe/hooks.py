@@ -3,8 +3,8 @@
 Every patch fails open: what cannot be installed is left out, and a hook that fails never reaches user code.
 Nothing here imports torch: `install` patches a torch that is there, `install_when_imported` waits for it.
 
-H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds. A
-    compiled optimizer step is therefore not counted.
+H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds.
+    A compiled optimizer step is therefore not counted.
 H2  No result changes: the hooks touch no tensor.
 """
 
