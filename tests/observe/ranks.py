@@ -1,7 +1,7 @@
 """Run a script as several ranks of a Gloo group, each with its own progress page.
 
 One fresh interpreter imports torch, installs the hooks and forks the ranks, as a warm launcher does; so no
-hook leaks into the process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist` and `form()`.
+hook leaks into the process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist`, `form()`.
 """
 
 import os

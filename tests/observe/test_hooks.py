@@ -45,20 +45,12 @@ assert plain == hooked, (plain, hooked)
 after = seen()
 print(before.steps, after.steps, after.pulse > 12, after.doing == Doing.NOTHING)
 
-@torch.compile(backend="eager", fullgraph=True)
-def step():
-    optimizer.step()
-weight = torch.nn.Parameter(torch.ones(2))
-optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.5))
-weight.grad = torch.ones(2)
-step()
-print(weight.tolist())
 with torch.inference_mode():
     print(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)
 """,
         str(tmp_path),
     )
-    assert printed == "0 12 True True\n[0.5, 0.5]\ntorch.Size([1, 2])\n"
+    assert printed == "0 12 True True\ntorch.Size([1, 2])\n"
 
 
 def test_hooks_arrive_with_torch_and_leave_no_trace_in_the_import_system(tmp_path: Path):
@@ -121,7 +113,7 @@ def errors():
     for call in (
         lambda: dist.group.WORLD.allreduce([torch.ones(2), torch.ones(3)]),
         lambda: torch.ops.c10d.allreduce_(
-            [torch.ones(2), torch.ones(3)], dist.group.WORLD.boxed(), torch.classes.c10d.ReduceOp(), None, False, 1),
+            [torch.ones(2), torch.ones(3)], dist.group.WORLD.boxed(), torch.classes.c10d.ReduceOp(), None),
         lambda: torch.nn.Linear(2, 2)(torch.ones(3)),
         lambda: torch.ones(1).backward(),
         lambda: next(iter(torch.utils.data.DataLoader(Bad()))),

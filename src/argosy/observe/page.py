@@ -18,8 +18,8 @@ with zeros.
 Times are CLOCK_MONOTONIC nanoseconds (`time.monotonic_ns`), comparable among the processes of one host only.
 
 P1  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
-P2  A reader never raises on garbage and hardly waits for the writer (it may be stopped inside a write): a torn
-    slot is retried for 2 ms, then taken as it is and marked.
+P2  A reader never raises on garbage and hardly waits for the writer, which may be stopped inside a write: a
+    torn slot is retried for 2 ms, then taken as it is and marked.
 P3  A forked child (a DataLoader worker) writes into the void, not into its parent's page.
 """
 
