@@ -92,10 +92,7 @@ for _ in range(2):
 
 def test_something_else_named_torch_is_left_alone(tmp_path: Path):
     (tmp_path / "torch.py").write_text("here = 1")
-    script = (
-        SETUP
-        + "install_when_imported(page); sys.path.insert(0, sys.argv[1]); import torch; print(torch.here)"
-    )
+    script = SETUP + "install_when_imported(page); sys.path.insert(0, sys.argv[1]); import torch; print(torch.here)"
     assert run_script(script, str(tmp_path)) == "1\n"
 
 

@@ -105,9 +105,7 @@ def test_slots_are_never_seen_half_written(tmp_path: Path):
         for group in seen.groups if seen else ():
             reads, marked = reads + 1, marked + group.torn
             number = group.issued
-            torn += (
-                number > 0 and not group.torn and (group.op, group.site) != (f"op{number}", f"line:{number}")
-            )
+            torn += number > 0 and not group.torn and (group.op, group.site) != (f"op{number}", f"line:{number}")
     assert reads - marked > 100
     assert torn == 0
 

@@ -198,9 +198,7 @@ def test_s1_another_process_with_the_same_pid_is_left_alone(ranks: Ranks):
 
 
 def test_a_silent_rank_is_asked_through_py_spy(ranks: Ranks):
-    target = ranks.start(
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS
-    )
+    target = ranks.start("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS)
     ranks.wait_ready()
     stack = take([target])[0]
     assert (stack.source, place(stack)) == ("py-spy", "script0.py:7 in load")
@@ -235,8 +233,7 @@ def test_s2_a_step_never_blocks_and_the_deadline_ends_what_is_left(ranks: Ranks)
 
 def test_the_text_of_all_stacks_names_ranks_and_threads(ranks: Ranks):
     target = ranks.start(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
-        + SLEEPS
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n" + SLEEPS
     )
     ranks.wait_ready()
     text = stacks_text(take([target]))

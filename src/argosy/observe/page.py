@@ -239,9 +239,7 @@ class Page:
             if index is None:
                 index = len(self._slots) if len(self._slots) < GROUPS_MAX else self._give_away()
                 self._slots[name] = index
-            self._write(
-                index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:]
-            )
+            self._write(index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:])
             self._words[_FLAGS] |= Flag.PROCESS_GROUP
         return index
 

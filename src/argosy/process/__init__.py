@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from argosy.process.messages import GetEnvironment as GetEnvironment
     from argosy.process.messages import Happened as Happened
     from argosy.process.messages import LaunchRun as LaunchRun
+    from argosy.process.messages import RankInfo as RankInfo
     from argosy.process.messages import Refused as Refused
     from argosy.process.messages import Runs as Runs
     from argosy.process.messages import Shutdown as Shutdown
@@ -61,8 +62,8 @@ _HOMES = {
         "imports": "fingerprint scan",
         "incident": "Incident read_incidents",
         "launch": "Launch zygote_key",
-        "messages": "Environment GetEnvironment Happened LaunchRun Refused Runs Shutdown Stacks StopRun TakeStacks ToClient "
-        "WatchRun Welcome",
+        "messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Shutdown Stacks StopRun "
+        "TakeStacks ToClient WatchRun Welcome",
         "restart": "Restart parse_restart",
         "rundir": "RunRecord default_name find_run forget_run indexed_runs logs_directory read_facts read_record",
         "stacks": "find_py_spy",
