@@ -77,6 +77,11 @@ def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
     return windows[:, :-1], windows[:, 1:]
 
 
+def loss_at(step: int, model: nn.Module, text: Tensor) -> Tensor:
+    inputs, targets = batch(text, step)
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
 def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
     unfinished = CHECKPOINT.with_suffix(".tmp")
@@ -100,15 +105,16 @@ def main() -> None:
         if loud:
             print(f"resumed from step {first}", flush=True)
     replica = DistributedDataParallel(model)
+    loss_at(first, replica, text).backward()  # Not a step: DDP orders its buckets by the first pass.
     began, loss = time.monotonic(), torch.zeros(())
     for step in range(first + 1, STEPS + 1):
-        inputs, targets = batch(text, step)
-        loss = F.cross_entropy(replica(inputs).flatten(0, 1), targets.flatten())
+        loss = loss_at(step, replica, text)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if loud and step % PRINT_EVERY == 0:
-            print(f"step {step}/{STEPS}  loss {loss.item():.4f}  {time.monotonic() - began:.1f} s", flush=True)
+            seconds = time.monotonic() - began
+            print(f"step {step}/{STEPS}  loss {loss.item():.4f}  {seconds:.1f} s", flush=True)
         if loud and (step % SAVE_EVERY == 0 or step == STEPS):
             save(step, model, optimizer)
     if loud:
