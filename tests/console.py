@@ -1,0 +1,183 @@
+"""Drive the `argosy` command as a user would: a terminal with a runtime directory and an index of its own."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
+PATIENCE_S = 90.0
+"""A bound against hangs, never an expectation of speed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def text(self) -> str:
+        return self.out.decode() + self.err.decode()
+
+
+@dataclass
+class Console:
+    """One user's terminal. Leaving it stops all daemons, and fails if anything is left."""
+
+    cwd: Path
+    env: dict[str, str]
+    runtime: Path
+    python: str = sys.executable
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+
+    def argosy(self, *words: str, **how: Any) -> Ended:
+        return self.run([self.python, "-m", "argosy", *words], **how)
+
+    def torchrun(self, *words: str, **how: Any) -> Ended:
+        return self.run([self.python, "-m", "torch.distributed.run", *words], **how)
+
+    def run(self, words: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Ended:
+        """Run a command to its end. Its exit code is a shell's: 128+n when a signal killed it."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            ended = subprocess.run(
+                words,
+                input=stdin,
+                cwd=self.cwd,
+                env={**self.env, **(env or {})},
+                stdout=out,  # files: a daemon that kept a pipe open would make us wait for it
+                stderr=err,
+                timeout=PATIENCE_S,
+            )
+            out.seek(0)
+            err.seek(0)
+            code = ended.returncode
+            return Ended(code if code >= 0 else 128 - code, out.read(), err.read())
+
+    def start(self, *words: str, out: Path) -> subprocess.Popen[bytes]:
+        """Start an argosy command that goes on; both its streams go to the file `out`."""
+        with out.open("wb") as stream:
+            command = subprocess.Popen(
+                [self.python, "-m", "argosy", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=self.cwd,
+                env=self.env,
+            )
+        self.started.append(command)
+        return command
+
+    def ps(self, name: str) -> dict[str, Any]:
+        """What `argosy ps --json` says of one run, or an empty dict."""
+        listing = self.argosy("ps", "--json")
+        assert listing.code == 0, listing.text
+        return next((run for run in json.loads(listing.out) if run["name"] == name), {})
+
+    def pid(self, name: str, rank: int, generation: int = 0) -> int:
+        """The pid of a rank of a run, as soon as `argosy ps` knows it."""
+
+        def find() -> int:
+            ranks = self.ps(name).get("ranks", [])
+            wanted = [r for r in ranks if (r["index"], r["generation"]) == (rank, generation)]
+            return int(wanted[0]["pid"] or 0) if wanted else 0
+
+        return until(find, f"rank {rank}.{generation} of {name} in argosy ps")
+
+    def leftovers(self) -> list[str]:
+        """Processes that carry this terminal's runtime directory in their environment or arguments."""
+        mine, found = str(self.runtime), list[str]()
+        for process in psutil.process_iter():
+            try:
+                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                words = process.cmdline()
+                if process.environ().get("ARGOSY_RUNTIME_DIR") == mine or any(mine in word for word in words):
+                    found.append(f"{process.pid} {' '.join(words)}")
+            except psutil.Error:
+                continue
+        return found
+
+
+def until(ask: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Ask until the answer is true; fail by naming `what` after a generous time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := ask()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never seen: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[str]:
+    """Wait until a line in `file` matches."""
+
+    def look() -> re.Match[str] | None:
+        return re.search(pattern, file.read_text(errors="replace"), re.MULTILINE) if file.exists() else None
+
+    try:
+        match = until(look, pattern, patience_s)
+    except AssertionError:
+        text = file.read_text(errors="replace") if file.exists() else "(no output)"
+        raise AssertionError(f"never said: {pattern}\n{text[-4000:]}") from None
+    assert match is not None
+    return match
+
+
+@contextmanager
+def terminal(cwd: Path, python: str = sys.executable) -> Iterator[Console]:
+    """Open a terminal in `cwd`; when left, nothing that it started may remain."""
+    runtime = Path(tempfile.mkdtemp(prefix="argosy-t-", dir="/tmp"))
+    segments = segments_now()
+    env = {name: value for name, value in os.environ.items() if not foreign(name)}
+    env |= {"ARGOSY_RUNTIME_DIR": str(runtime / "r"), "XDG_STATE_HOME": str(runtime / "state")}
+    env |= {"XDG_CACHE_HOME": str(runtime / "cache"), "COLUMNS": "120"}
+    console = Console(cwd, env, runtime / "r", python)
+    try:
+        yield console
+    finally:
+        for command in console.started:
+            if command.poll() is None:
+                command.terminate()
+                command.wait(PATIENCE_S)
+        stopped = console.argosy("stop", "--all")
+        try:
+            until(lambda: not console.leftovers(), "all processes gone", 15.0)
+        except AssertionError:
+            raise AssertionError(f"left behind: {console.leftovers()}\n{stopped.text}") from None
+        finally:
+            shutil.rmtree(runtime, ignore_errors=True)
+        assert stopped.code == 0, stopped.text
+        mine = [name for name in segments_now() - segments if runtime.name in name]
+        assert not mine, f"left in /dev/shm: {mine}"
+
+
+def foreign(name: str) -> bool:
+    """Variables of an outer launcher or of pytest, which a user's terminal does not have."""
+    return name.startswith(("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_")) or name in {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+    }
+
+
+def segments_now() -> set[str]:
+    shm = Path("/dev/shm")
+    return {str(path) for path in shm.rglob("*")} if shm.is_dir() else set()
