@@ -3,6 +3,7 @@
 Argosy's own remarks are lines on stderr that begin with `argosy: `; they are set aside before comparing.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +14,8 @@ from console import Console, Ended, terminal
 SCRIPTS = Path(__file__).with_name("scripts")
 
 EXITS = [
-    "text",
-    "three",
-    "large",
-    "tuple",
-    "_exit",
-    "interrupt",
-    "interrupted",
-    "segv",
-    "abort",
-    "term",
-    "thread",
-    "daemon",
-    "hook",
-    "pipe",
+    *("text", "three", "large", "tuple", "_exit", "interrupt", "interrupted"),
+    *("segv", "abort", "term", "thread", "daemon", "hook", "pipe"),
 ]
 CASES = [
     "facts.py --lr 3e-4 -- positional",
@@ -119,7 +108,7 @@ def test_the_environment_is_the_users_plus_what_is_documented(shared: Console) -
     (shared.cwd / "environ.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n")
     shared.env["A_USERS_OWN"] = "caf\u00e9 = 1"
     plain, ours = both(shared, "environ.py")
-    before, after = (dict(pairs(ended)) for ended in (plain, ours))
+    before, after = (pairs(ended) for ended in (plain, ours))
     assert {name: value for name, value in after.items() if before.get(name) != value}.keys() <= ADDED
     assert before.keys() - after.keys() == set()
     assert "OPENBLAS_NUM_THREADS" not in after
@@ -137,8 +126,6 @@ ADDED = {
 
 
 def pairs(ended: Ended) -> dict[str, str]:
-    import json
-
     found: dict[str, str] = json.loads(ended.out)
     return found
 
