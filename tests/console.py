@@ -1,9 +1,11 @@
 """Drive the `argosy` command as a user would: a terminal with a runtime directory and an index of its own."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,43 +143,44 @@ def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[s
 @contextmanager
 def terminal(cwd: Path, python: str = sys.executable) -> Iterator[Console]:
     """Open a terminal in `cwd`; when left, nothing that it started may remain."""
-    runtime = Path(tempfile.mkdtemp(prefix="argosy-t-", dir="/tmp"))
-    segments = segments_now()
-    env = {name: value for name, value in os.environ.items() if not foreign(name)}
-    env |= {"ARGOSY_RUNTIME_DIR": str(runtime / "r"), "XDG_STATE_HOME": str(runtime / "state")}
-    env |= {"XDG_CACHE_HOME": str(runtime / "cache"), "COLUMNS": "120"}
-    console = Console(cwd, env, runtime / "r", python)
+    # Short, because the path of a socket has at most 108 bytes; in the sandbox of `make test` if there is one.
+    base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))
+    env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
+    env |= {"ARGOSY_RUNTIME_DIR": str(base / "r"), "XDG_STATE_HOME": str(base / "state")}
+    env |= {"XDG_CACHE_HOME": str(base / "cache"), "COLUMNS": "120"}
+    console = Console(cwd, env, base / "r", python)
     try:
         yield console
     finally:
-        for command in console.started:
-            if command.poll() is None:
-                command.terminate()
-                command.wait(PATIENCE_S)
-        stopped = console.argosy("stop", "--all")
         try:
-            until(lambda: not console.leftovers(), "all processes gone", 15.0)
-        except AssertionError:
-            raise AssertionError(f"left behind: {console.leftovers()}\n{stopped.text}") from None
+            close(console)
         finally:
-            shutil.rmtree(runtime, ignore_errors=True)
-        assert stopped.code == 0, stopped.text
-        mine = [name for name in segments_now() - segments if runtime.name in name]
-        assert not mine, f"left in /dev/shm: {mine}"
+            shutil.rmtree(base, ignore_errors=True)
 
 
-def foreign(name: str) -> bool:
+def close(console: Console) -> None:
+    """Stop everything; fail if a process or a segment is left."""
+    for command in console.started:
+        if command.poll() is None:
+            command.terminate()
+            command.wait(PATIENCE_S)
+    stopped = console.argosy("stop", "--all")
+    try:
+        until(lambda: not console.leftovers(), "all processes gone", 15.0)
+    except AssertionError:
+        left = console.leftovers()
+        for line in left:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        raise AssertionError("left behind:\n" + "\n".join(left) + f"\n{stopped.text}") from None
+    assert stopped.code == 0, stopped.text
+    digest = hashlib.blake2s(os.fsencode(console.runtime), digest_size=6).hexdigest()
+    segments = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
+    assert not segments.exists(), f"left behind: {[str(path) for path in segments.rglob('*')] or segments}"
+
+
+def is_foreign(name: str) -> bool:
     """Variables of an outer launcher or of pytest, which a user's terminal does not have."""
-    return name.startswith(("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_")) or name in {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "OMP_NUM_THREADS",
-    }
-
-
-def segments_now() -> set[str]:
-    shm = Path("/dev/shm")
-    return {str(path) for path in shm.rglob("*")} if shm.is_dir() else set()
+    if name in ("ARGOSY_SANDBOX", "ARGOSY_NATIVE"):
+        return False
+    launchers = ("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_", "MASTER_", "OMP_")
+    return name.startswith(launchers) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")

@@ -26,6 +26,7 @@ CASES = [
     "endings.py",
     *(f"exits.py {how}" for how in EXITS),
     "raises.py",
+    *(f"torch_raises.py {where}" for where in ("forward", "loader", "collective")),
     "speaks.py",
     "reads.py",
     "library.py",
