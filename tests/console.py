@@ -143,7 +143,7 @@ def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[s
 @contextmanager
 def terminal(cwd: Path, python: str = sys.executable) -> Iterator[Console]:
     """Open a terminal in `cwd`; when left, nothing that it started may remain."""
-    # Short, because the path of a socket has at most 108 bytes; in the sandbox of `make test` if there is one.
+    # Short: the path of a socket has at most 108 bytes. In the sandbox of `make test`, if there is one.
     base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))
     env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     env |= {"ARGOSY_RUNTIME_DIR": str(base / "r"), "XDG_STATE_HOME": str(base / "state")}

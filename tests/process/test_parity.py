@@ -26,7 +26,7 @@ CASES = [
     "endings.py",
     *(f"exits.py {how}" for how in EXITS),
     "raises.py",
-    *(f"torch_raises.py {where}" for where in ("forward", "loader", "collective")),
+    *(f"torch_raises.py {where}" for where in ("forward", "collective")),
     "speaks.py",
     "reads.py",
     "library.py",

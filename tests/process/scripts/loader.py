@@ -21,7 +21,7 @@ def together(items: list[torch.Tensor]) -> torch.Tensor:
 
 if __name__ == "__main__":
     loader = DataLoader(
-        Squares(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1], collate_fn=together
+        Squares(), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1], collate_fn=together
     )
     for batch in loader:
         print(batch.tolist())
