@@ -27,7 +27,7 @@ def compile_for_long(model: nn.Module, seconds: float) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     model = nn.Linear(64, 64)
-    for number in range(12):
+    for _ in range(12):
         dist.all_reduce(torch.ones(1))
     for work in (evaluate, compile_for_long):
         if dist.get_rank() == 0:
