@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +53,14 @@ class Console:
     def torchrun(self, *words: str, **how: Any) -> Ended:
         return self.run([self.python, "-m", "torch.distributed.run", *words], **how)
 
-    def run(self, words: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Ended:
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Ended:
         """Run a command to its end. Its exit code is a shell's: 128+n when a signal killed it."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             ended = subprocess.run(
@@ -63,7 +70,7 @@ class Console:
                 env={**self.env, **(env or {})},
                 stdout=out,  # files: a daemon that kept a pipe open would make us wait for it
                 stderr=err,
-                timeout=PATIENCE_S,
+                timeout=patience_s,
             )
             out.seek(0)
             err.seek(0)
@@ -88,7 +95,8 @@ class Console:
         """What `argosy ps --json` says of one run, or an empty dict."""
         listing = self.argosy("ps", "--json")
         assert listing.code == 0, listing.text
-        return next((run for run in json.loads(listing.out) if run["name"] == name), {})
+        runs: list[dict[str, Any]] = json.loads(listing.out)
+        return next((run for run in runs if run["name"] == name), {})
 
     def pid(self, name: str, rank: int, generation: int = 0) -> int:
         """The pid of a rank of a run, as soon as `argosy ps` knows it."""
@@ -141,7 +149,7 @@ def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[s
 
 
 @contextmanager
-def terminal(cwd: Path, python: str = sys.executable) -> Iterator[Console]:
+def terminal(cwd: Path, python: str = sys.executable) -> Generator[Console]:
     """Open a terminal in `cwd`; when left, nothing that it started may remain."""
     # Short: the path of a socket has at most 108 bytes. In the sandbox of `make test`, if there is one.
     base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))

@@ -1,6 +1,6 @@
 """An environment with packages of other people, for scripts that nobody here wrote.
 
-Made on demand in `.cache/people` of the clone; torch and Argosy are borrowed from the environment of the tests.
+Made on demand in `.cache/people` of the clone; it borrows torch and Argosy from the tests' environment.
 """
 
 import fcntl

@@ -11,12 +11,14 @@ SCRIPTS = Path(__file__).with_name("scripts")
 LINE = "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
 
 
+def write_scripts(place: Path) -> None:
+    shutil.copy(SCRIPTS / "skips.py", place)
+    lines = ["import time", *[""] * 38, "def fetch() -> None:", "    time.sleep(3600)", ""]
+    (place / "data.py").write_text("\n".join(lines))
+
+
 def test_the_rank_that_skipped_is_named(console: Console) -> None:
-    shutil.copy(SCRIPTS / "skips.py", console.cwd)
-    padding = "\n" * 38
-    (console.cwd / "data.py").write_text(
-        f"import time\n{padding}def fetch() -> None:\n    time.sleep(3600)\n"
-    )
+    write_scripts(console.cwd)
     out = console.cwd / "out.txt"
     run = console.start("run", "-n", "4", "--name", "skips", "--hang-after", "3", "skips.py", out=out)
     said(out, re.escape(LINE))
@@ -36,11 +38,7 @@ def test_the_rank_that_skipped_is_named(console: Console) -> None:
 
 
 def test_a_hang_can_be_made_to_end_the_run_with_evidence_taken_first(console: Console) -> None:
-    shutil.copy(SCRIPTS / "skips.py", console.cwd)
-    padding = "\n" * 38
-    (console.cwd / "data.py").write_text(
-        f"import time\n{padding}def fetch() -> None:\n    time.sleep(3600)\n"
-    )
+    write_scripts(console.cwd)
     words = ["-n", "4", "--name", "ends", "--hang-after", "2", "--hang-timeout", "4", "--grace", "2"]
     ended = console.argosy("run", *words, "skips.py")
     assert ended.code != 0

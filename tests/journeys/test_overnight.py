@@ -47,4 +47,5 @@ def test_the_next_morning(console: Console) -> None:
 
 def next_log(directory: Path, name: str) -> Path:
     """The file of a rank's output, as soon as it exists."""
-    return until(lambda: next(iter(sorted(directory.glob(f"logs/*/{name}"))), None), name)
+    (found,) = until(lambda: list(directory.glob(f"logs/*/{name}")), name)
+    return found
