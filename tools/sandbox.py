@@ -101,6 +101,8 @@ def main() -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # Whoever is impatient must not keep the files.
         if command and command.poll() is None:
             command.terminate()
         left = end_inhabitants(f"ARGOSY_SANDBOX={base}")

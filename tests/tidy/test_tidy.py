@@ -60,7 +60,10 @@ MACHINE_PATHS: dict[str, str] = {}
 HOMELESS_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 # In pieces, so that this file is not found by them.
 UNNUMBERED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\(#\d+\))")
-MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|work|home/\w+|Users/\w+|tmp/(?!argosy)\w+)/\w")
+# Users named u, me, you and user are made up.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.])/(?:root|work|home/(?!u/|me/|you/|user/)\w+|Users/\w+|tmp/(?!argosy)\w+)/\w"
+)
 HEAVY_MODULES = ["torch", "numpy", "msgspec", "click", "rich", "psutil"]
 
 
@@ -72,7 +75,7 @@ def repository_files() -> list[Path]:
     if listed.returncode == 0:
         names = listed.stdout.decode().split("\0")
         return sorted(ROOT / name for name in names if name and (ROOT / name).is_file())
-    skipped = {".venv", ".git", "target", "build", "__pycache__", "runs"}
+    skipped = {".venv", ".git", ".cache", "target", "build", "__pycache__", "runs"}
     found = (path for path in ROOT.rglob("*") if path.is_file())
     return sorted(path for path in found if not skipped & set(path.relative_to(ROOT).parts))
 

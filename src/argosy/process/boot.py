@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import setproctitle
 
-from argosy.observe import Flag, Page, Phase, attach_hooks
+from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.child import settle
 from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
@@ -49,7 +49,7 @@ def run_rank(runtime: Path, run: str, launch: Launch, spec: RankSpec, fds: Seque
         print(f"argosy: cannot enter the working directory: {error.strerror}: {launch.cwd}", file=sys.stderr)
         return 1
     if page is not None:
-        attach_hooks(page)
+        install_when_imported(page)
         page.set_phase(Phase.USER)
     code = _run_user_code(launch)
     if page is not None:

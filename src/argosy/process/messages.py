@@ -246,9 +246,10 @@ class Stacks(Message, frozen=True):
 
 
 class Environment(Message, frozen=True):
-    """The variables of one rank, over those in the descriptor; where it runs."""
+    """The variables of one rank, over those in the descriptor, which win over `defaults`; where it runs."""
 
     variables: dict[str, str]
+    defaults: dict[str, str]
     cwd: str
 
 
