@@ -96,7 +96,7 @@ class Console:
         listing = self.argosy("ps", "--json")
         assert listing.code == 0, listing.text
         runs: list[dict[str, Any]] = json.loads(listing.out)
-        return next((run for run in runs if run["name"] == name), {})
+        return next((run for run in runs if run["name"] == name), dict[str, Any]())
 
     def pid(self, name: str, rank: int, generation: int = 0) -> int:
         """The pid of a rank of a run, as soon as `argosy ps` knows it."""
