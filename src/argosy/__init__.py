@@ -3,8 +3,9 @@
 Importing this package only defines names; each is resolved when first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
 
 if TYPE_CHECKING:
     from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
@@ -20,15 +21,4 @@ _HOMES = {
     "Restart": "argosy.process",
 }
 
-__all__ = ["ArgosyError", "ConfigError", "DeadlinePassed", "PeerLost", "Restart", "__version__"]
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'argosy' has no attribute {name!r}")
-    return getattr(import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

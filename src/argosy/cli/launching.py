@@ -114,7 +114,7 @@ def make_launch(
     return Launch(
         name=name,
         directory=str(directory),
-        argv=[target, *args],
+        argv=["argosy", *sys.argv[1:]],
         kind=kind,
         target=target,
         args=args,

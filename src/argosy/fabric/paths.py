@@ -48,8 +48,8 @@ def runtime_dir() -> Path:
 def shared_memory_dir(runtime: Path) -> Path:
     """The directory of this runtime's shared-memory files, made if missing."""
     digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
-    path = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
-    path.mkdir(mode=0o700, exist_ok=True)
+    path = Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")) / f"argosy-{os.getuid()}-{digest}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
         raise ConfigError(f"the shared-memory directory is not yours: {path}")
     return path

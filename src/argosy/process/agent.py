@@ -26,6 +26,7 @@ from argosy.process.adoption import Adoption
 from argosy.process.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
 from argosy.process.answers import answer_environment, answer_list, answer_stacks
 from argosy.process.cgroup import find_parent
+from argosy.process.daemons import start_warden
 from argosy.process.exits import forget_exits
 from argosy.process.inquest import FAST_S, SAMPLE_S
 from argosy.process.lifeline import hold_lifeline
@@ -100,7 +101,8 @@ class Agent:
         self.selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
         while not self.quitting:
             for key, _ in self.selector.select(self.patience()):
-                key.data()
+                if self.selector.get_map().get(key.fd) is not None:  # An earlier one may have ended this one.
+                    key.data()
             self.tick()
         self.selector.unregister(listener)
         self.warden.send(Quit())
@@ -416,21 +418,6 @@ class Agent:
                 self.hold(f"store:{run.run}", run.store.listener.fileno())
 
 
-def start_warden(runtime: Path) -> None:
-    """Start a warden that outlives the caller; it leaves at once if there is one already."""
-    import subprocess
-
-    with open(runtime / "warden.out", "ab") as out:
-        subprocess.Popen(
-            [sys.executable, "-m", "argosy.process.warden", str(runtime)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd="/",
-            start_new_session=True,
-        )
-
-
 def main() -> None:
     """Become the agent of the runtime directory in argv."""
     runtime = Path(sys.argv[1])
@@ -440,6 +427,3 @@ def main() -> None:
     setproctitle.setproctitle(f"argosy: agent {runtime}")
     Agent(runtime).loop()
 
-
-if __name__ == "__main__":
-    main()

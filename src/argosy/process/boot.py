@@ -42,7 +42,7 @@ def run_rank(runtime: Path, run: str, launch: Launch, spec: RankSpec, fds: Seque
             page.set_flag(Flag.STACKS)
     _reseed()
     _set_threads(variables)
-    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join(launch.argv)}")
+    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
-from argosy.process.agent import start_warden
-from argosy.process.messages import Message, Refused, Runs, ToClient, to_client, ListRuns
+from argosy.process.daemons import start_warden
+from argosy.process.messages import ListRuns, Message, Refused, Runs, ToClient, to_client
 
 START_S = 20.0
 ANSWER_S = 30.0
