@@ -150,7 +150,7 @@ def _end(code: int, known: set[str]) -> int:
     cast(Any, atexit)._run_exitfuncs()
     _flush()
     for name in [name for name in sys.modules if name not in known]:
-        module: object = sys.modules.pop(name)
+        module = cast(object, sys.modules.pop(name))
         if isinstance(module, types.ModuleType):  # Anything may stand in sys.modules.
             _clear(module)
     main = sys.modules.get("__main__")
