@@ -94,9 +94,9 @@ def test_something_else_named_torch_is_left_alone(tmp_path: Path):
     (tmp_path / "torch.py").write_text("here = 1")
     script = (
         SETUP
-        + "install_when_imported(page); sys.path.insert(0, sys.argv[1]); import torch; print(torch.here)"
+        + "install_when_imported(page); sys.path.insert(0, sys.argv[1]); import torch; print(torch.here, seen().flags)"
     )
-    assert run_script(script, str(tmp_path)) == "1\n"
+    assert run_script(script, str(tmp_path)) == "1 0\n"
 
 
 def test_errors_of_operators_modules_and_loaders_are_torchs_own(tmp_path: Path):
