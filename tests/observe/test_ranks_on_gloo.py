@@ -1,10 +1,11 @@
 """Real ranks on Gloo over loopback: what their progress pages say."""
 
+import time
 from pathlib import Path
 
 from ranks import Ranks
 
-from argosy.observe import Flag, Progress, absentees
+from argosy.observe import Doing, Flag, Progress, absentees
 
 TRAIN = """
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -28,6 +29,17 @@ for step in range(12):
     if rank == 3 and step == 11:
         time.sleep(600)
     dist.all_reduce(x)  # line 8
+"""
+
+LATE = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+form()
+model = DDP(torch.nn.Linear(8, 1))
+for step in range(3):
+    loss = model(torch.randn(4, 8)).sum()
+    if rank == 1 and step == 2:
+        time.sleep(600)
+    loss.backward()  # line 9
 """
 
 PAIR = """
@@ -78,6 +90,23 @@ def test_a_rank_that_skips_an_all_reduce_is_named(tmp_path: Path):
     assert (absence.op, absence.number, absence.site) == ("all_reduce", 12, "script.py:8")
     assert absence.line({3: "data.py:41"}) == "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
     assert [list(group.members() or []) for group in pages[2].groups] == [[0, 1, 2, 3], [0, 2]]
+
+
+def test_a_rank_missed_by_ddps_reducer_is_named(tmp_path: Path):
+    """The others wait inside C++, which no hook sees; their counts tell."""
+
+    def stuck(pages: dict[int, Progress]) -> bool:
+        counts = [page.groups[0].issued for page in pages.values() if page.groups]
+        doing = [page.doing for page in pages.values()]
+        return doing == [Doing.BACKWARD, Doing.NOTHING, Doing.BACKWARD] and counts[0] == counts[2] > counts[1]
+
+    with Ranks(tmp_path, 3, LATE) as ranks:
+        ranks.until(stuck)
+        time.sleep(0.5)
+        pages = ranks.until(stuck)
+    (absence,) = absentees(pages)
+    assert (absence.op, absence.site) == ("all_reduce", "script.py:9")
+    assert (absence.waiting, absence.absent) == ((0, 2), (1,))
 
 
 def test_every_operation_is_counted_once(tmp_path: Path):

@@ -20,7 +20,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
-from argosy.observe.page import P2P_OPS, Page
+from argosy.observe.page import Page
+from argosy.observe.progress import P2P_OPS
 from argosy.observe.sites import call_site
 
 _DISPATCH_KEY = "ADInplaceOrView"

@@ -21,7 +21,8 @@ from typing import Any
 
 from argosy.observe.arrival import when_imported
 from argosy.observe.collectives import Collectives
-from argosy.observe.page import Doing, Flag, Page
+from argosy.observe.page import Page
+from argosy.observe.progress import Doing, Flag
 from argosy.observe.sites import call_site
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -78,9 +79,9 @@ class _Hooks:
             nonlocal inside
             if compiling() or inside:
                 return original(self_, *args, **kwargs)
-            inside = True
-            self.page.enter(_FORWARD)
             try:
+                inside = True
+                self.page.enter(_FORWARD)
                 return original(self_, *args, **kwargs)
             finally:
                 inside = False
