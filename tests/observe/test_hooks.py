@@ -139,7 +139,7 @@ dist.destroy_process_group()
 """,
         str(tmp_path),
     )
-    assert printed == "5 True\n0 1 True\n[(4, 'all_reduce'), (1, 'barrier')]\n"
+    assert printed == "5 True\n0 1 True\n[(1, 'barrier')]\n"
 
 
 def test_workers_of_a_loader_do_not_write_to_the_page(tmp_path: Path):
