@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from argosy.process.incident import Incident as Incident
     from argosy.process.incident import read_incidents as read_incidents
     from argosy.process.launch import Launch as Launch
+    from argosy.process.launch import rank_defaults as rank_defaults
     from argosy.process.launch import zygote_key as zygote_key
     from argosy.process.messages import Environment as Environment
     from argosy.process.messages import GetEnvironment as GetEnvironment
@@ -61,7 +62,7 @@ _HOMES = {
         "foreground": "Foreground",
         "imports": "fingerprint scan",
         "incident": "Incident read_incidents",
-        "launch": "Launch zygote_key",
+        "launch": "Launch rank_defaults zygote_key",
         "messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Shutdown Stacks StopRun "
         "TakeStacks ToClient WatchRun Welcome",
         "restart": "Restart parse_restart",

@@ -27,7 +27,6 @@ from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
 from argosy.process.stacks import arm
 
-
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -52,7 +51,9 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
+    setproctitle.setproctitle(
+        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
+    )
     try:
         os.chdir(launch.cwd)
     except OSError as error:
