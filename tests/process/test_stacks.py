@@ -206,6 +206,29 @@ def test_a_silent_rank_is_asked_through_py_spy(ranks: Ranks):
     assert (stack.source, place(stack)) == ("py-spy", "script0.py:7 in load")
 
 
+def test_a_silent_rank_that_py_spy_cannot_read_either_gets_the_kernel_s_word(ranks: Ranks):
+    target = ranks.start(
+        "import os, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n"
+        "print('ready', flush=True)\n"
+        "os.execvp('sleep', ['sleep', '600'])\n"
+    )
+    ranks.wait_ready()
+    begun = time.monotonic()
+    stack = take([target], 60.0)[0]
+    assert (stack.source, stack.threads) == ("proc", ())
+    assert stack.note.startswith("py-spy: ")
+    assert time.monotonic() - begun < 30, "one failure of py-spy is enough"
+
+
+def test_without_py_spy_the_remedy_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    target = ranks.start(SLEEPS, armed=False)
+    ranks.wait_ready()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert take([target])[0].note == "no stack: py-spy is not installed; pip install py-spy"
+
+
 def test_native_frames_of_one_rank_on_request(ranks: Ranks):
     target = ranks.start(SLEEPS)
     ranks.wait_ready()
