@@ -62,9 +62,7 @@ NIGHT: list[AnyFact] = [
     Restarting(at=8000.5, ranks=[0, 1, 2, 3], generation=1, cause="killed by SIGKILL"),
     exited(3, 20_000.0, code=1),
     exited(1, 20_000.1, code=1),
-    IncidentTaken(
-        at=20_000.3, incident="20000-crash", headline="rank 1 failed: ValueError: bad batch (exit code 1)"
-    ),
+    IncidentTaken(at=20_000.3, incident="20000-crash", headline="rank 1 failed: ValueError: bad batch (exit code 1)"),
     GaveUp(at=20_001.0, reason="1 of 1 restarts used"),
     LaunchEnded(at=20_002.0, launch=0, code=1, reason="rank 1 failed"),
 ]

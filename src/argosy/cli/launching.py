@@ -114,7 +114,7 @@ def make_launch(
     return Launch(
         name=name,
         directory=str(directory),
-        argv=[target, *args],
+        argv=["argosy", *sys.argv[1:]],
         kind=kind,
         target=target,
         args=args,
@@ -149,7 +149,9 @@ def check_target(kind: str, target: str) -> None:
         case "script":
             if not os.path.isfile(target):
                 what = "is a directory" if os.path.isdir(target) else "does not exist"
-                raise ConfigError(f"the script {what}: {target}", hint="programs are started with `argosy run -- PROGRAM`")
+                raise ConfigError(
+                    f"the script {what}: {target}", hint="programs are started with `argosy run -- PROGRAM`"
+                )
             if not os.access(target, os.R_OK):
                 raise ConfigError(f"the script cannot be read: {target}")
         case "program":
@@ -194,7 +196,10 @@ def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
         return Restart(policy="all", max_restarts=options.max_restarts, startup_max=options.max_restarts)
     restart = parse_restart(options.restart, options.max_restarts)
     if restart.policy == "group" and restart.along not in dims:
-        raise ConfigError(f"--restart group needs a dimension of the mesh: {options.restart}", hint=f"it has {', '.join(dims)}")
+        raise ConfigError(
+            f"--restart group needs a dimension of the mesh: {options.restart}",
+            hint=f"it has {', '.join(dims)}",
+        )
     return restart
 
 
@@ -258,5 +263,3 @@ def current_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-

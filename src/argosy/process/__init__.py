@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from argosy.process.messages import GetEnvironment as GetEnvironment
     from argosy.process.messages import Happened as Happened
     from argosy.process.messages import LaunchRun as LaunchRun
+    from argosy.process.messages import RankInfo as RankInfo
+    from argosy.process.messages import Refused as Refused
     from argosy.process.messages import Runs as Runs
     from argosy.process.messages import Shutdown as Shutdown
     from argosy.process.messages import Stacks as Stacks
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from argosy.process.rundir import find_run as find_run
     from argosy.process.rundir import forget_run as forget_run
     from argosy.process.rundir import indexed_runs as indexed_runs
+    from argosy.process.rundir import logs_directory as logs_directory
     from argosy.process.rundir import read_facts as read_facts
     from argosy.process.rundir import read_record as read_record
     from argosy.process.stacks import find_py_spy as find_py_spy
@@ -59,10 +62,10 @@ _HOMES = {
         "imports": "fingerprint scan",
         "incident": "Incident read_incidents",
         "launch": "Launch zygote_key",
-        "messages": "Environment GetEnvironment Happened LaunchRun Runs Shutdown Stacks StopRun TakeStacks ToClient "
-        "WatchRun Welcome",
+        "messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Shutdown Stacks StopRun "
+        "TakeStacks ToClient WatchRun Welcome",
         "restart": "Restart parse_restart",
-        "rundir": "RunRecord default_name find_run forget_run indexed_runs read_facts read_record",
+        "rundir": "RunRecord default_name find_run forget_run indexed_runs logs_directory read_facts read_record",
         "stacks": "find_py_spy",
         "stream": "Merger Stream",
         "tail": "Tail",

@@ -125,8 +125,9 @@ class Adoption:
                 self.settled(child)
 
     def _ended(self, child: Child) -> None:
-        self._agent.selector.unregister(self._pidfds[child])
-        self._dead.setdefault(child, time.monotonic())
+        if (fd := self._pidfds.get(child)) is not None:  # Else its exit was reported in this very turn.
+            self._agent.selector.unregister(fd)
+            self._dead.setdefault(child, time.monotonic())
 
     def _ask_kernel(self, child: Child) -> WaitStatus:
         if (status := zombie_status(child.born.pid)) is not None:

@@ -101,7 +101,8 @@ class Agent:
         self.selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
         while not self.quitting:
             for key, _ in self.selector.select(self.patience()):
-                key.data()
+                if self.selector.get_map().get(key.fd) is not None:  # An earlier one may have ended this one.
+                    key.data()
             self.tick()
         self.selector.unregister(listener)
         self.warden.send(Quit())
@@ -425,4 +426,3 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     setproctitle.setproctitle(f"argosy: agent {runtime}")
     Agent(runtime).loop()
-

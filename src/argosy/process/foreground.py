@@ -100,7 +100,8 @@ class Foreground:
                 self._quiet = False
                 for stream in self._shown[rank.index]:
                     ending = "out" if stream == "stdout" else "err"
-                    self._tail.add(rank.index, stream, Path(self._welcome.logs) / f"{rank.index}.{rank.generation}.{ending}")
+                    path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
+                    self._tail.add(rank.index, stream, path)
             case facts.RankExited(rank=rank):
                 self._drain(final=True)
                 self._merger.close(rank.index, time.monotonic())

@@ -152,9 +152,7 @@ def _fate(culprit: Culprit, stack: Stack | None) -> tuple[str, str]:
             return text, text
 
 
-def _details(
-    culprits: Sequence[Culprit], waits: Sequence[Wait], stacks: Mapping[int, Stack]
-) -> tuple[str, ...]:
+def _details(culprits: Sequence[Culprit], waits: Sequence[Wait], stacks: Mapping[int, Stack]) -> tuple[str, ...]:
     lines: list[str] = []
     for wait in waits[:4]:
         group = f" of group {wait.group}" if wait.group else ""

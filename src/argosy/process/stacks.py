@@ -54,9 +54,7 @@ def arm(path: str) -> None:
     os.write(fd, f"armed fd={fd} main=0x{threading.main_thread().ident or 0:016x}\n".encode())
 
 
-def take(
-    targets: Sequence[Target], deadline_s: float = 10.0, *, native: Iterable[int] = ()
-) -> dict[int, Stack]:
+def take(targets: Sequence[Target], deadline_s: float = 10.0, *, native: Iterable[int] = ()) -> dict[int, Stack]:
     """Take the stacks of `targets`; blocks until all have answered, `deadline_s` at most."""
     taking = Taking(targets, time.monotonic(), deadline_s=deadline_s, native=native)
     try:

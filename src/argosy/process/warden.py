@@ -274,4 +274,3 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(f"argosy: warden {runtime}")
     Warden(runtime).loop()
-

@@ -189,9 +189,7 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
     if run.state == "running":
         low, high = run.steps or (0, 0)
         at = "" if run.steps is None else f", step {high}" if low == high else f", steps {low}-{high}"
-        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(
-            verdict, "runs"
-        )
+        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
         return f"{state}: {ranks}{at}, {lasted}{again}"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
     how = f"stopped by {stop.by}" if stop and verdict == "stopped" else "ended"
