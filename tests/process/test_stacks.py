@@ -132,6 +132,7 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     ranks.wait_ready()
     deadline = time.monotonic() + 60
     places = ["", ""]
+    stacks = take(targets)
     while places != ["script0.py:9 in sync", "script0.py:12 in read_batch"] and time.monotonic() < deadline:
         time.sleep(0.05)
         stacks = take(targets)
