@@ -98,9 +98,15 @@ def _run_script(path: str) -> None:
         __builtins__=sys.modules["builtins"],
         __annotations__={},
     )
-    sys.modules["__main__"] = main
+    _install_main(main)
     source = Path(path).read_bytes()
     exec(compile(source, path, "exec", dont_inherit=True), vars(main))
+
+
+def _install_main(main: types.ModuleType) -> None:
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing was imported in the zygote, and took its main for ours.
+        sys.modules["__mp_main__"] = main
 
 
 def _run_module(name: str) -> None:
@@ -108,7 +114,7 @@ def _run_module(name: str) -> None:
 
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=sys.modules["builtins"], __annotations__={})
-    sys.modules["__main__"] = main
+    _install_main(main)
     cast(Any, runpy)._run_module_as_main(name)
 
 
