@@ -1,0 +1,358 @@
+"""What ended runs and dead daemons left on this machine: finding it, and removing what was decided.
+
+Links are never followed. Files go one by one, as they were listed: what appears meanwhile stays.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.fabric import cache_dir, shared_memory_dir, state_dir
+from argosy.process.cleaning import Found, Leftover, Removal, RunRemains, classify
+from argosy.process.client import ask, connect_agent
+from argosy.process.messages import ListRuns, Runs, Shutdown
+from argosy.process.rundir import Owner, forget_run, indexed_runs, read_record
+
+ENTRIES_MAX = 200_000
+"""A run's directory with more than this is somebody's disk; what was not looked at counts as not ours."""
+QUIT_S = 15.0
+
+
+# --- who is alive
+
+
+def runtime_dirs() -> list[Path]:
+    """The runtime directories of this user's daemons, alive or not; makes none."""
+    if given := os.environ.get("ARGOSY_RUNTIME_DIR"):
+        return [Path(given)] if Path(given).is_dir() else []
+    home = Path(f"/tmp/argosy-{os.getuid()}")
+    try:
+        status = home.lstat()
+    except OSError:
+        return []
+    if home.is_symlink() or status.st_uid != os.getuid():
+        return []
+    return sorted(path for path in home.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def is_inhabited(runtime: Path) -> bool:
+    """Whether a warden holds its lock, or any daemon or rank the lifeline."""
+    try:
+        lifeline = os.open(runtime / "lifeline", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ENOENT):
+            return True  # Cannot be told, so better not touched.
+    else:
+        os.close(lifeline)
+        return True
+    lock = _lock(runtime)
+    if lock is not None:
+        os.close(lock)
+    return lock is None and (runtime / "warden.lock").exists()
+
+
+def living_runs(runtime: Path) -> dict[str, str] | None:
+    """Directories and names of the runs that live there; None if nobody answers."""
+    try:
+        link = connect_agent(runtime)
+    except ArgosyError:
+        return None
+    try:
+        answer = ask(link, ListRuns(), timeout_s=5.0)
+    except ArgosyError:
+        return None
+    finally:
+        link.close()
+    return {run.directory: run.name for run in answer.runs} if isinstance(answer, Runs) else None
+
+
+def why_alive(directory: Path) -> str:
+    """Why the run in this directory must not be touched; "" if it is over."""
+    try:
+        owner = msgspec.json.decode((directory / "owner.json").read_bytes(), type=Owner)
+    except (OSError, msgspec.MsgspecError):
+        return ""
+    if owner.host != os.uname().nodename:
+        return f"runs on {owner.host}"
+    if not is_inhabited(Path(owner.runtime)):
+        return ""
+    runs = living_runs(Path(owner.runtime))
+    return "alive" if runs is None or str(directory) in runs else ""
+
+
+def _lock(runtime: Path) -> int | None:
+    """Take the warden's lock, so that none can start; None if there is one, or never was."""
+    try:
+        lock = os.open(runtime / "warden.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _in_use() -> tuple[set[Path], set[str]]:
+    """Runtime directories that daemons of this user name in their titles; shared memory that any process maps."""
+    runtimes: set[Path] = set()
+    mapped: set[str] = set()
+    segment = re.compile(rb"/(argosy-\d+-[0-9a-f]{12})/")
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            title = Path(entry.path, "cmdline").read_bytes().rstrip(b"\0")
+            if match := re.match(rb"argosy: (?:warden|agent) (.+)", title):
+                runtimes.add(Path(os.fsdecode(match[1])))
+            mapped |= {name.decode() for name in segment.findall(Path(entry.path, "maps").read_bytes())}
+    return runtimes, mapped
+
+
+# --- what there is
+
+
+def find_runs() -> list[RunRemains]:
+    """All runs of the index, oldest first."""
+    return [look_at_run(directory) for _, directory in indexed_runs()]
+
+
+def look_at_run(directory: Path) -> RunRemains:
+    """Sort what is below a run's directory by whose it is."""
+    record = None
+    with contextlib.suppress(ConfigError):
+        record = read_record(directory)
+    shared = why_shared(directory)
+    ours: list[Found] = []
+    checkpoints: list[Found] = []
+    strangers = 0
+    for entry, path in _walk(directory, only_ours=bool(shared)):
+        if entry is None:
+            strangers += 1
+            continue
+        file = Found(path, entry.stat(follow_symlinks=False).st_blocks * 512)
+        match classify(path, linked=not entry.is_file(follow_symlinks=False)):
+            case "ours":
+                ours.append(file)
+            case "checkpoint":
+                checkpoints.append(file)
+            case _:
+                strangers += 1
+    ended_at = record.ended_at if record else None
+    return RunRemains(
+        name=record.name if record else directory.name,
+        directory=str(directory),
+        ended_at=ended_at or _changed_at(directory / "events", directory),
+        alive=why_alive(directory),
+        shared=shared,
+        ours=ours,
+        checkpoints=checkpoints,
+        strangers=strangers,
+    )
+
+
+def why_shared(directory: Path) -> str:
+    """Why the directory itself is more than a run's; "" if it is not."""
+    if directory.is_symlink():
+        return "its directory is a link"
+    real, home = directory.resolve(), Path.home().resolve()
+    if real == home or real in home.parents:
+        return f"its directory is {directory}"
+    return "its directory is a disk" if real.is_mount() else ""
+
+
+def find_leftovers(*, everything: bool = True) -> list[Leftover]:
+    """What daemons have or left outside of runs; `everything` adds the index and the cache."""
+    named, mapped = _in_use()
+    found: list[Leftover] = []
+    living: set[Path] = set()
+    for runtime in sorted({*runtime_dirs(), *named}):
+        if runtime in named or is_inhabited(runtime):
+            living.add(runtime)
+            if runtime in runtime_dirs():
+                found.append(_look_at_daemons(runtime))
+        else:
+            found.append(_leftover("runtime", runtime))
+    for path in _segments():
+        owned = {shared_memory_dir(runtime) for runtime in living if runtime.is_dir()}
+        if path not in owned and path.name not in mapped:
+            found.append(_leftover("segments", path))
+    if everything:
+        found += [_leftover("index", entry) for entry in _dangling()]
+        if cache_dir().is_dir() and not cache_dir().is_symlink():
+            found.append(_leftover("cache", cache_dir()))
+    return found
+
+
+def _look_at_daemons(runtime: Path) -> Leftover:
+    runs = living_runs(runtime)
+    alive = "its agent does not answer" if runs is None else f"serve {', '.join(runs.values())}" if runs else ""
+    return Leftover(kind="daemons", path=str(runtime), alive=alive)
+
+
+def _leftover(kind: str, path: Path) -> Leftover:
+    size = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry, _ in _walk(path) if entry)
+    return msgspec.convert({"kind": kind, "path": str(path), "bytes": size, "since": _changed_at(path)}, Leftover)
+
+
+def _segments() -> list[Path]:
+    home = Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm"))
+    pattern = re.compile(rf"argosy-{os.getuid()}-[0-9a-f]{{12}}")
+    with contextlib.suppress(OSError):
+        found = [path for path in home.iterdir() if pattern.fullmatch(path.name) and not path.is_symlink()]
+        return sorted(path for path in found if path.is_dir() and path.lstat().st_uid == os.getuid())
+    return []
+
+
+def _dangling() -> list[Path]:
+    """Entries of the index whose run is no more."""
+    with contextlib.suppress(OSError):
+        entries = sorted((state_dir() / "runs").iterdir())
+        return [each for each in entries if not Path(os.fsdecode(each.read_bytes()), "run.json").exists()]
+    return []
+
+
+def _walk(top: Path, *, only_ours: bool = False) -> Iterator[tuple[os.DirEntry[str] | None, str]]:
+    """Files below `top` with their relative paths; None for what was not looked into."""
+    pending, seen = [""], 0
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = sorted(os.scandir(top / folder), key=lambda entry: entry.name)
+        except OSError:
+            if (top / folder).is_dir():
+                yield None, folder
+            continue
+        for entry in entries:
+            path = f"{folder}{entry.name}"
+            seen += 1
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry, path
+            elif seen > ENTRIES_MAX or (only_ours and path.split("/")[0] not in ("logs", "incidents")):
+                yield None, path
+            else:
+                pending.append(f"{path}/")
+
+
+def _changed_at(*paths: Path) -> float:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return path.lstat().st_mtime
+    return 0.0
+
+
+# --- removing
+
+
+def remove(removal: Removal) -> str:
+    """Do what was decided; returns why it could not be done, or ""."""
+    try:
+        match removal.kind:
+            case "run":
+                return _remove_run(Path(removal.path), removal.files)
+            case "daemons":
+                return _stop_daemons(Path(removal.path))
+            case "runtime":
+                return _remove_runtime(Path(removal.path))
+            case "segments" | "cache":
+                shutil.rmtree(removal.path)
+            case "index":
+                Path(removal.path).unlink(missing_ok=True)
+    except OSError as error:
+        return f"{error.strerror}: {error.filename or removal.path}"
+    except ArgosyError as error:
+        return str(error)
+    return ""
+
+
+def remove_empty() -> None:
+    """Remove the directories around what was removed, if nothing is in them any more."""
+    folders = [state_dir() / "runs", state_dir()]
+    if "ARGOSY_RUNTIME_DIR" not in os.environ:
+        folders.append(Path(f"/tmp/argosy-{os.getuid()}"))
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _remove_run(directory: Path, files: list[str]) -> str:
+    """Remove the files that were listed, then the folders that are empty; last the claim on the directory."""
+    if alive := why_alive(directory):  # It may have been launched again while somebody thought about the question.
+        return alive
+    claim = directory / "owner.json"
+    claim.unlink(missing_ok=True)
+    # A launch that comes now is refused for as long as this process exists: see RunDir.claim.
+    owner = Owner(os.uname().nodename, f"/proc/{os.getpid()}", "argosy clean")
+    with open(claim, "xb") as file:
+        file.write(msgspec.json.encode(owner))
+    trouble = ""
+    real = directory.resolve()
+    folders = {str(parent) for path in files for parent in Path(path).parents} | {"logs", "incidents", "checkpoints"}
+    within = {folder for folder in folders if (real / folder).resolve() == real / folder}
+    for path in files:
+        if str(Path(path).parent) in within and path != "owner.json":
+            try:
+                (real / path).unlink(missing_ok=True)
+            except OSError as error:
+                trouble = f"{error.strerror}: {path}"
+    for folder in _below(real, within - {"."}):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    claim.unlink(missing_ok=True)
+    if not (directory / "run.json").exists():
+        forget_run(directory)
+        if not why_shared(directory):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+                if directory.parent.name == "runs":
+                    directory.parent.rmdir()
+    return trouble
+
+
+def _below(real: Path, folders: set[str]) -> list[Path]:
+    """The folders with all that is in them, deepest first."""
+    found = {real / folder for folder in folders}
+    for folder in folders:
+        for top, names, _ in os.walk(real / folder):
+            found |= {Path(top, name) for name in names if not Path(top, name).is_symlink()}
+    return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def _stop_daemons(runtime: Path) -> str:
+    """Ask idle daemons to go, and wait until they have."""
+    if living_runs(runtime) != {}:
+        return "a run began meanwhile"
+    link = connect_agent(runtime)
+    ask(link, Shutdown("argosy clean"))
+    link.close()
+    deadline = time.monotonic() + QUIT_S
+    while runtime.exists():
+        if time.monotonic() > deadline:
+            raise DeadlinePassed("the end of the warden", QUIT_S)
+        time.sleep(0.01)
+    return ""
+
+
+def _remove_runtime(runtime: Path) -> str:
+    """Remove what dead daemons left; their lock is held meanwhile, so that no new one starts in it."""
+    lock = _lock(runtime)
+    if lock is None and (runtime / "warden.lock").exists():
+        return "a warden started meanwhile"
+    try:
+        doomed = runtime.with_name(f"{runtime.name}.{os.getpid()}")
+        runtime.rename(doomed)
+        shutil.rmtree(doomed)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return ""
