@@ -25,6 +25,7 @@ from argosy.process.rundir import Owner, forget_run, indexed_runs, read_record
 ENTRIES_MAX = 200_000
 """A run's directory with more than this is somebody's disk; what was not looked at counts as not ours."""
 QUIT_S = 15.0
+_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|exits|lifeline|runs")
 
 
 # --- who is alive
@@ -33,7 +34,7 @@ QUIT_S = 15.0
 def runtime_dirs() -> list[Path]:
     """The runtime directories of this user's daemons, alive or not; makes none."""
     if given := os.environ.get("ARGOSY_RUNTIME_DIR"):
-        return [Path(given)] if Path(given).is_dir() else []
+        return [Path(given)] if Path(given, "warden.lock").exists() else []
     home = Path(f"/tmp/argosy-{os.getuid()}")
     try:
         status = home.lstat()
@@ -86,7 +87,9 @@ def why_alive(directory: Path) -> str:
     if not is_inhabited(Path(owner.runtime)):
         return ""
     runs = living_runs(Path(owner.runtime))
-    return "alive" if runs is None or str(directory) in runs else ""
+    if runs is None:
+        return "alive"
+    return "alive" if directory.resolve() in {Path(each).resolve() for each in runs} else ""
 
 
 def _lock(runtime: Path) -> int | None:
@@ -112,6 +115,8 @@ def _in_use() -> tuple[set[Path], set[str]]:
         if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError):
+            if entry.stat().st_uid != os.getuid():
+                continue
             title = Path(entry.path, "cmdline").read_bytes().rstrip(b"\0")
             if match := re.match(rb"argosy: (?:warden|agent) (.+)", title):
                 runtimes.add(Path(os.fsdecode(match[1])))
@@ -183,8 +188,8 @@ def find_leftovers(*, everything: bool = True) -> list[Leftover]:
                 found.append(_look_at_daemons(runtime))
         else:
             found.append(_leftover("runtime", runtime))
+    owned = {shared_memory_dir(runtime) for runtime in living if runtime.is_dir()}
     for path in _segments():
-        owned = {shared_memory_dir(runtime) for runtime in living if runtime.is_dir()}
         if path not in owned and path.name not in mapped:
             found.append(_leftover("segments", path))
     if everything:
@@ -345,6 +350,8 @@ def _stop_daemons(runtime: Path) -> str:
 
 def _remove_runtime(runtime: Path) -> str:
     """Remove what dead daemons left; their lock is held meanwhile, so that no new one starts in it."""
+    if strangers := [name for name in os.listdir(runtime) if not _RUNTIME_FILE.fullmatch(name)]:
+        return f"it holds what Argosy did not write: {strangers[0]}"
     lock = _lock(runtime)
     if lock is None and (runtime / "warden.lock").exists():
         return "a warden started meanwhile"
