@@ -26,7 +26,7 @@ Runs with checkpoints stay, unless you add --checkpoints."""
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--older-than", metavar="7d", help="Only what ended longer ago: 30min, 12h, 7d, 2w.")
 @click.option("--larger-than", metavar="1G", help="Only what takes more disk space: 500M, 1G.")
-@click.option("--all", "everything", is_flag=True, help="Every ended run, leftovers, the cache, and idle daemons.")
+@click.option("--all", "everything", is_flag=True, help="Every ended run, leftovers, cache, idle daemons.")
 @click.option("--checkpoints", is_flag=True, help="Checkpoints of these runs too; asks first.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Remove checkpoints without asking.")
@@ -46,7 +46,15 @@ def command(
     A run's directory goes as a whole if it holds nothing but what Argosy wrote, else only that goes.
     Without a selection this lists what there is.
     """
-    from argosy.process import Selection, find_leftovers, find_runs, look_at_run, parse_age, parse_size, plan_cleaning
+    from argosy.process import (
+        Selection,
+        find_leftovers,
+        find_runs,
+        look_at_run,
+        parse_age,
+        parse_size,
+        plan_cleaning,
+    )
 
     found = find_runs()
     directories: set[str] = set()
@@ -90,15 +98,11 @@ def show_all(runs: Sequence["RunRemains"], leftovers: Sequence["Leftover"], as_j
     from argosy.process import format_bytes
 
     if as_json:
-        print_json(
-            [{"kind": "run", "name": run.name, "path": run.directory, "bytes": run.bytes, "alive": bool(run.alive),
-              "ended_at": None if run.alive else run.ended_at, "checkpoints": len(run.checkpoints),
-              "strangers": run.strangers} for run in runs]
-            + [{"kind": each.kind, "name": each.path, "path": each.path, "bytes": each.bytes,
-                "alive": each.kind == "daemons"} for each in leftovers]
-        )  # fmt: skip
+        print_json([*(describe_run(run) for run in runs), *(describe_leftover(each) for each in leftovers)])
         return
-    rows = [[short(run.name), run.alive or ago(run.ended_at), format_bytes(run.bytes), notes(run)] for run in runs]
+    rows: list[list[str]] = []
+    for run in runs:
+        rows.append([short(run.name), run.alive or ago(run.ended_at), format_bytes(run.bytes), notes(run)])
     rows += [[short(each.path), says(each), format_bytes(each.bytes), each.kind] for each in leftovers]
     if not rows:
         print("there is nothing to clean")
@@ -106,6 +110,41 @@ def show_all(runs: Sequence["RunRemains"], leftovers: Sequence["Leftover"], as_j
     total = sum(run.bytes for run in runs) + sum(each.bytes for each in leftovers)
     print_table(["RUN", "ENDED", "SIZE", ""], align([*rows, ["", "", format_bytes(total), "in all"]]))
     print(HOW_TO)
+
+
+def describe_run(run: "RunRemains") -> dict[str, object]:
+    """A run for a program to read."""
+    return {
+        "kind": "run",
+        "name": run.name,
+        "path": run.directory,
+        "bytes": run.bytes,
+        "alive": bool(run.alive),
+        "ended_at": None if run.alive else run.ended_at,
+        "checkpoints": len(run.checkpoints),
+        "strangers": run.strangers,
+    }
+
+
+def describe_leftover(each: "Leftover") -> dict[str, object]:
+    """A leftover for a program to read."""
+    alive = each.kind == "daemons"
+    return {"kind": each.kind, "name": each.path, "path": each.path, "bytes": each.bytes, "alive": alive}
+
+
+def describe_removal(each: "Removal", done: bool, trouble: str) -> dict[str, object]:
+    """A decision and what became of it, for a program to read."""
+    return {
+        "kind": each.kind,
+        "name": each.name,
+        "path": each.path,
+        "action": each.action,
+        "reason": each.reason,
+        "bytes": each.bytes,
+        "checkpoints": each.checkpoints,
+        "done": done,
+        "trouble": trouble,
+    }
 
 
 def says(leftover: "Leftover") -> str:
@@ -132,7 +171,7 @@ def carry_out(
     going = [each for each in decisions if each.action != "keep"]
     doomed = sum(each.checkpoints for each in going)
     if not as_json:
-        show_plan(decisions, dry_run)
+        show_plan(decisions)
     if not dry_run and doomed and not yes:
         confirm(doomed, sum(1 for each in going if each.checkpoints))
     troubles: dict[str, str] = {}
@@ -143,12 +182,10 @@ def carry_out(
         if selection.everything:
             remove_empty()
     if as_json:
-        print_json([
-            {"kind": each.kind, "name": each.name, "path": each.path, "action": each.action, "reason": each.reason,
-             "bytes": each.bytes, "checkpoints": each.checkpoints, "done": not dry_run and each in going
-             and each.path not in troubles, "trouble": troubles.get(each.path, "")}
-            for each in decisions
-        ])  # fmt: skip
+        done = {each.path for each in going if not dry_run} - troubles.keys()
+        print_json(
+            [describe_removal(each, each.path in done, troubles.get(each.path, "")) for each in decisions]
+        )
     else:
         freed = format_bytes(sum(each.bytes for each in going if each.path not in troubles))
         print(f"nothing was removed: --dry-run; it would be {freed}" if dry_run else f"{freed} removed")
@@ -158,15 +195,15 @@ def carry_out(
         sys.exit(1)
 
 
-def show_plan(decisions: Sequence["Removal"], dry_run: bool) -> None:
+def show_plan(decisions: Sequence["Removal"]) -> None:
     """The same table for a rehearsal and for the deed."""
     from argosy.process import format_bytes
 
     words = {"remove": "remove", "part": "in part", "keep": "keep"}
-    rows = [
-        [short(each.name), words[each.action], format_bytes(each.bytes) if each.action != "keep" else "-", each.reason]
-        for each in decisions
-    ]
+    rows: list[list[str]] = []
+    for each in decisions:
+        size = "-" if each.action == "keep" else format_bytes(each.bytes)
+        rows.append([short(each.name), words[each.action], size, each.reason])
     if rows:
         print_table(["RUN", "", "SIZE", "WHY"], align(rows))
 
@@ -180,8 +217,10 @@ def confirm(files: int, runs: int) -> None:
     from argosy.core import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError(f"checkpoints would go, and nobody can be asked: {files} files", hint="add -y if they may")
-    click.confirm(f"Remove {files} checkpoint files of {runs} runs for good?", abort=True)
+        raise ConfigError(
+            f"nobody can be asked whether checkpoints may go: {files}", hint="add -y if they may"
+        )
+    click.confirm(f"Remove checkpoints of {runs} run{'s' * (runs > 1)} for good ({files} files)?", abort=True)
 
 
 def short(name: str) -> str:

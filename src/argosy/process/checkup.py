@@ -12,7 +12,10 @@ import msgspec
 from argosy.process.cleaning import format_bytes
 
 TORCH_MIN, TORCH_MAX = (2, 13), (2, 15)
-NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs|gcsfuse)")
+NETWORK_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)"
+)
+LOCAL_HINT = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
 SLOW_LOOKUP_S = 0.5
 MB, GB = 1 << 20, 1 << 30
 
@@ -99,14 +102,16 @@ def _judge_torch(seen: Measured) -> Check:
     if seen.torch_error:
         return Check("torch", "fail", f"cannot be imported: {seen.torch_error}", "reinstall torch")
     if seen.torch is None:
-        return Check("torch", "warn", "not found: scripts that need it will fail", "pip install 'argosy[torch]'")
-    took = "" if seen.torch_import_s is None else f", imported in {seen.torch_import_s:.1f} s (once, not per rank)"
+        says = "not found: scripts that need it will fail"
+        return Check("torch", "warn", says, "pip install 'argosy[torch]'")
+    seconds = seen.torch_import_s
+    took = "" if seconds is None else f", imported in {seconds:.1f} s (once, not per rank)"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < TORCH_MIN:
         return Check("torch", "fail", f"{seen.torch} is too old{took}", f"install torch {wanted}")
     if version > TORCH_MAX:
-        return Check("torch", "warn", f"{seen.torch} is newer than what was tried{took}", f"tried with {wanted}")
+        return Check("torch", "warn", f"{seen.torch} is newer than what was tried{took}", f"tried: {wanted}")
     return Check("torch", "ok", f"{seen.torch}{took}")
 
 
@@ -128,33 +133,36 @@ def _judge_kernel(seen: Measured) -> Iterator[Check]:
     if seen.ptrace_scope in (None, 0) or seen.may_trace:
         yield Check("ptrace", "ok", "py-spy may look into ranks")
     else:
-        says = f"kernel.yama.ptrace_scope is {seen.ptrace_scope}: py-spy may not look into ranks that do not answer"
+        says = f"scope {seen.ptrace_scope}: py-spy may not look into ranks that do not answer"
         yield Check("ptrace", "warn", says, "sudo sysctl kernel.yama.ptrace_scope=0")
-    limits = f"{seen.descriptors} open files"
     if seen.descriptors < 1024:
         state: State = "fail" if seen.descriptors < 128 else "warn"
-        yield Check("open files", state, f"limited to {seen.descriptors}", f"ulimit -n {min(65536, seen.descriptors_hard)}")
+        hint = f"ulimit -n {min(65536, seen.descriptors_hard)}"
+        yield Check("open files", state, f"at most {seen.descriptors}: few ranks fit", hint)
     else:
-        yield Check("open files", "ok", limits)
+        yield Check("open files", "ok", f"at most {seen.descriptors}")
+    says = "not limited" if seen.pids is None else f"at most {seen.pids}, threads included"
     if seen.pids is not None and seen.pids < 1000:
         state = "fail" if seen.pids < 64 else "warn"
-        yield Check("processes", state, f"limited to {seen.pids}, threads included", "ulimit -u, or pids.max of the cgroup")
+        yield Check("processes", state, f"{says}: few ranks fit", "ulimit -u, or pids.max of the cgroup")
     else:
-        yield Check("processes", "ok", "not limited" if seen.pids is None else f"{seen.pids}, threads included")
+        yield Check("processes", "ok", says)
 
 
 def _judge_room(seen: Measured) -> Iterator[Check]:
     if seen.runtime_error:
-        yield Check("runtime dir", "fail", seen.runtime_error, "set ARGOSY_RUNTIME_DIR to a short path on a local disk")
+        yield Check("runtime dir", "fail", seen.runtime_error, LOCAL_HINT)
     elif NETWORK_FILE_SYSTEMS.fullmatch(seen.runtime_file_system):
         says = f"on a network file system ({seen.runtime_file_system}): {seen.runtime}"
-        yield Check("runtime dir", "fail", says, "set ARGOSY_RUNTIME_DIR to a short path on a local disk")
+        yield Check("runtime dir", "fail", says, LOCAL_HINT)
     else:
-        yield Check("runtime dir", "ok", f"private, on {seen.runtime_file_system or 'a local disk'}: {seen.runtime}")
+        disk = seen.runtime_file_system or "a local disk"
+        yield Check("runtime dir", "ok", f"private, on {disk}: {seen.runtime}")
     room = f"{format_bytes(seen.shm_free)} free of {format_bytes(seen.shm_bytes)}"
     if seen.shm_free < 256 * MB:
         hint = "docker run --shm-size=8g, or: sudo mount -o remount,size=8G /dev/shm"
-        yield Check("/dev/shm", "fail" if seen.shm_free < 16 * MB else "warn", f"{room}; DataLoaders need more", hint)
+        state: State = "fail" if seen.shm_free < 16 * MB else "warn"
+        yield Check("/dev/shm", state, f"{room}; DataLoaders need more", hint)
     else:
         yield Check("/dev/shm", "ok", room)
     room = f"{format_bytes(seen.disk_free)} free of {format_bytes(seen.disk_bytes)} in {seen.runs}"
@@ -185,7 +193,7 @@ def _judge_network(seen: Measured) -> Iterator[Check]:
 def _judge_cores(seen: Measured) -> Check:
     cores = f"{seen.cores} core{'' if seen.cores == 1 else 's'}"
     if seen.omp_threads is None:
-        return Check("cores", "ok", f"{cores}; a rank among several gets one thread, --threads auto its share")
+        return Check("cores", "ok", f"{cores}; one thread per rank, or --threads auto")
     if seen.omp_threads.isdecimal() and int(seen.omp_threads) > seen.cores:
         says = f"{cores}, but OMP_NUM_THREADS={seen.omp_threads} for each rank"
         return Check("cores", "warn", says, "unset OMP_NUM_THREADS, and use --threads auto")

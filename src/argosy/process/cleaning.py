@@ -111,7 +111,7 @@ def plan_cleaning(
 
 
 def classify(path: str, *, linked: bool) -> Literal["ours", "checkpoint", "stranger"]:
-    """Say whose a file below a run's directory is. A link is judged by its place only, never by its target."""
+    """Say whose a file below a run's directory is. A link is judged by its place, never by its target."""
     if path.startswith("checkpoints/"):
         return "checkpoint"
     if linked:
@@ -164,18 +164,21 @@ def _decide_run(run: RunRemains, selection: Selection, now: float) -> Removal | 
     if (limit := _limit(selection, now - run.ended_at, run.bytes)) is not None:
         return _keep(run, limit)
     if run.checkpoints and not selection.checkpoints:  # C2
-        return _keep(run, f"holds {_count(len(run.checkpoints), 'checkpoint file')}; --checkpoints removes them too")
+        return _keep(run, f"{_count(len(run.checkpoints), 'checkpoint file')}: see --checkpoints")
     going = list(run.ours)
     if run.checkpoints and not run.shared:
         # Among a person's own files, only the folder that is named so holds checkpoints for sure (C3).
-        going += [file for file in run.checkpoints if not run.strangers or file.path.startswith("checkpoints/")]
+        certain = [file for file in run.checkpoints if file.path.startswith("checkpoints/")]
+        going += certain if run.strangers else run.checkpoints
     staying = run.strangers + len(run.ours) + len(run.checkpoints) - len(going)
     if run.shared:
         action, reason = "part", f"{run.shared}: only Argosy's files go"
     elif staying:
-        action, reason = "part", f"keeps {_count(staying, 'file')} that Argosy did not write"
+        action, reason = "part", f"{_count(staying, 'file')} not Argosy's: kept"
     else:
         action, reason = "remove", "ended"
+    if len(going) > len(run.ours):
+        reason += f"; with {_count(len(going) - len(run.ours), 'checkpoint file')}"
     return Removal(
         kind="run",
         name=run.name,
@@ -193,7 +196,9 @@ def _decide_leftover(each: Leftover, selection: Selection, now: float) -> Remova
     if each.kind in ("daemons", "index", "cache"):
         if not whole_world:
             return None
-    elif not (selection.leftovers or (not selection.directories and (selection.everything or selection.limited))):
+    elif not selection.leftovers and (
+        selection.directories or not (selection.everything or selection.limited)
+    ):
         return None
     reason = {
         "daemons": "idle; stopped",

@@ -25,7 +25,7 @@ from argosy.process.stacks import find_py_spy
 
 LOOKUP_S = 2.0
 IMPORT_S = 120.0
-_TIMED_IMPORT = "import time; t = time.perf_counter(); import torch; print(torch.__version__, time.perf_counter() - t)"
+_TIMED_IMPORT = "from time import time; t = time(); import torch; print(torch.__version__, time() - t)"
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 _CAP_SYS_PTRACE = 19
@@ -156,7 +156,7 @@ def _try_pidfd_exit() -> bool:
 def _pids_limit() -> int | None:
     """The lowest of the user's, the cgroup's and the machine's limits."""
     own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limits = [] if own == resource.RLIM_INFINITY or os.getuid() == 0 else [own]
+    limits: list[int | None] = [] if own == resource.RLIM_INFINITY or os.getuid() == 0 else [own]
     groups = [line.split(":", 2) for line in _read(Path("/proc/self/cgroup")).splitlines()]
     for _, controllers, path in groups:
         if controllers in ("", "pids"):

@@ -12,11 +12,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
-from argosy.fabric import cache_dir, shared_memory_dir, state_dir
+from argosy.fabric import cache_dir, shared_memory_path, state_dir
 from argosy.process.cleaning import Found, Leftover, Removal, RunRemains, classify
 from argosy.process.client import ask, connect_agent
 from argosy.process.messages import ListRuns, Runs, Shutdown
@@ -107,7 +108,7 @@ def _lock(runtime: Path) -> int | None:
 
 
 def _in_use() -> tuple[set[Path], set[str]]:
-    """Runtime directories that daemons of this user name in their titles; shared memory that any process maps."""
+    """Runtime directories in the titles of this user's daemons; shared memory that its processes map."""
     runtimes: set[Path] = set()
     mapped: set[str] = set()
     segment = re.compile(rb"/(argosy-\d+-[0-9a-f]{12})/")
@@ -188,7 +189,7 @@ def find_leftovers(*, everything: bool = True) -> list[Leftover]:
                 found.append(_look_at_daemons(runtime))
         else:
             found.append(_leftover("runtime", runtime))
-    owned = {shared_memory_dir(runtime) for runtime in living if runtime.is_dir()}
+    owned = {shared_memory_path(runtime) for runtime in living}
     for path in _segments():
         if path not in owned and path.name not in mapped:
             found.append(_leftover("segments", path))
@@ -201,13 +202,15 @@ def find_leftovers(*, everything: bool = True) -> list[Leftover]:
 
 def _look_at_daemons(runtime: Path) -> Leftover:
     runs = living_runs(runtime)
-    alive = "its agent does not answer" if runs is None else f"serve {', '.join(runs.values())}" if runs else ""
+    alive = "its agent does not answer" if runs is None else ""
+    if runs:
+        alive = f"serve {', '.join(runs.values())}"
     return Leftover(kind="daemons", path=str(runtime), alive=alive)
 
 
-def _leftover(kind: str, path: Path) -> Leftover:
+def _leftover(kind: Literal["runtime", "segments", "index", "cache"], path: Path) -> Leftover:
     size = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry, _ in _walk(path) if entry)
-    return msgspec.convert({"kind": kind, "path": str(path), "bytes": size, "since": _changed_at(path)}, Leftover)
+    return Leftover(kind=kind, path=str(path), bytes=size, since=_changed_at(path))
 
 
 def _segments() -> list[Path]:
@@ -292,7 +295,7 @@ def remove_empty() -> None:
 
 def _remove_run(directory: Path, files: list[str]) -> str:
     """Remove the files that were listed, then the folders that are empty; last the claim on the directory."""
-    if alive := why_alive(directory):  # It may have been launched again while somebody thought about the question.
+    if alive := why_alive(directory):  # It may have been launched again while a person was asked.
         return alive
     claim = directory / "owner.json"
     claim.unlink(missing_ok=True)
@@ -302,7 +305,8 @@ def _remove_run(directory: Path, files: list[str]) -> str:
         file.write(msgspec.json.encode(owner))
     trouble = ""
     real = directory.resolve()
-    folders = {str(parent) for path in files for parent in Path(path).parents} | {"logs", "incidents", "checkpoints"}
+    folders = {str(parent) for path in files for parent in Path(path).parents}
+    folders |= {"logs", "incidents", "checkpoints"}  # Also where they are empty.
     within = {folder for folder in folders if (real / folder).resolve() == real / folder}
     for path in files:
         if str(Path(path).parent) in within and path != "owner.json":
