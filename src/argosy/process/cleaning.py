@@ -34,7 +34,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     directories: frozenset[str] = frozenset()
     leftovers: bool = False
-    """Those of daemons that are gone, whatever runs are selected."""
+    """What dead daemons left, by name."""
     everything: bool = False
     older_than_s: float | None = None
     larger_than: int | None = None
@@ -42,11 +42,16 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
-        return bool(self.directories) or self.leftovers or self.everything or self.limited
+        return bool(self.directories) or self.leftovers or self.sweeping
 
     @property
     def limited(self) -> bool:
         return self.older_than_s is not None or self.larger_than is not None
+
+    @property
+    def sweeping(self) -> bool:
+        """Nothing is named, so that everything is looked at."""
+        return not self.directories and not self.leftovers and (self.everything or self.limited)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -153,11 +158,7 @@ def format_bytes(count: int) -> str:
 
 
 def _decide_run(run: RunRemains, selection: Selection, now: float) -> Removal | None:
-    named = run.directory in selection.directories
-    if selection.directories or (selection.leftovers and not selection.limited and not selection.everything):
-        if not named:
-            return None
-    elif not selection.everything and not selection.limited:
+    if run.directory not in selection.directories and not selection.sweeping:  # C4
         return None
     if run.alive:  # C1
         return _keep(run, run.alive)
@@ -192,13 +193,10 @@ def _decide_run(run: RunRemains, selection: Selection, now: float) -> Removal | 
 
 
 def _decide_leftover(each: Leftover, selection: Selection, now: float) -> Removal | None:
-    whole_world = selection.everything and not selection.limited and not selection.directories
     if each.kind in ("daemons", "index", "cache"):
-        if not whole_world:
+        if not selection.sweeping or selection.limited:
             return None
-    elif not selection.leftovers and (
-        selection.directories or not (selection.everything or selection.limited)
-    ):
+    elif not selection.leftovers and not selection.sweeping:
         return None
     reason = {
         "daemons": "idle; stopped",
@@ -208,7 +206,7 @@ def _decide_leftover(each: Leftover, selection: Selection, now: float) -> Remova
         "cache": "can be made again",
     }[each.kind]
     action: Literal["remove", "keep"] = "remove"
-    limit = None if selection.leftovers else _limit(selection, now - each.since, each.bytes)
+    limit = _limit(selection, now - each.since, each.bytes)
     if each.alive:  # C1
         action, reason = "keep", each.alive
     elif each.kind in ("runtime", "segments") and now - each.since < YOUNG_S:
