@@ -217,9 +217,7 @@ def confirm(files: int, runs: int) -> None:
     from argosy.core import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"nobody can be asked whether checkpoints may go: {files}", hint="add -y if they may"
-        )
+        raise ConfigError(f"nobody can be asked if checkpoints may go: {files}", hint="add -y if they may")
     click.confirm(f"Remove checkpoints of {runs} run{'s' * (runs > 1)} for good ({files} files)?", abort=True)
 
 

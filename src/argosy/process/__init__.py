@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from argosy.process.remains import find_leftovers as find_leftovers
     from argosy.process.remains import find_runs as find_runs
     from argosy.process.remains import look_at_run as look_at_run
-    from argosy.process.remains import remove as remove
-    from argosy.process.remains import remove_empty as remove_empty
+    from argosy.process.removing import remove as remove
+    from argosy.process.removing import remove_empty as remove_empty
     from argosy.process.restart import Restart as Restart
     from argosy.process.restart import parse_restart as parse_restart
     from argosy.process.rundir import RunRecord as RunRecord
@@ -83,7 +83,8 @@ _HOMES = {
         "measuring": "measure_machine",
         "messages": "Environment GetEnvironment Happened LaunchRun Refused Runs Shutdown Stacks StopRun TakeStacks ToClient "
         "WatchRun Welcome",
-        "remains": "find_leftovers find_runs look_at_run remove remove_empty",
+        "remains": "find_leftovers find_runs look_at_run",
+        "removing": "remove remove_empty",
         "restart": "Restart parse_restart",
         "rundir": "RunRecord default_name find_run forget_run indexed_runs logs_directory read_facts read_record",
         "stacks": "find_py_spy",
