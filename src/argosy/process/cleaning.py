@@ -116,14 +116,10 @@ def plan_cleaning(
 
 
 def classify(path: str, *, linked: bool) -> Literal["ours", "checkpoint", "stranger"]:
-    """Say whose a file below a run's directory is. A link is judged by its place, never by its target."""
-    if path.startswith("checkpoints/"):
+    """Say whose a file below a run's directory is. A link is judged by its name, never by its target."""
+    if path == "checkpoints" or path.startswith("checkpoints/") or path.endswith(CHECKPOINT_SUFFIXES):
         return "checkpoint"
-    if linked:
-        return "stranger"
-    if any(pattern.fullmatch(path) for pattern in _OURS):
-        return "ours"
-    return "checkpoint" if path.endswith(CHECKPOINT_SUFFIXES) else "stranger"
+    return "ours" if not linked and any(pattern.fullmatch(path) for pattern in _OURS) else "stranger"
 
 
 def parse_age(text: str) -> float:

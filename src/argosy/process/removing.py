@@ -29,7 +29,7 @@ def remove(removal: Removal) -> str:
     try:
         match removal.kind:
             case "run":
-                return _remove_run(Path(removal.path), removal.files)
+                return _remove_run(Path(removal.path), removal.files, whole=removal.action == "remove")
             case "daemons":
                 return _stop_daemons(Path(removal.path))
             case "runtime":
@@ -55,7 +55,7 @@ def remove_empty() -> None:
             folder.rmdir()
 
 
-def _remove_run(directory: Path, files: list[str]) -> str:
+def _remove_run(directory: Path, files: list[str], *, whole: bool) -> str:
     """Remove the files that were listed, then the folders that are empty; last the claim on the directory."""
     if alive := why_alive(directory):  # It may have been launched again while a person was asked.
         return alive
@@ -63,12 +63,17 @@ def _remove_run(directory: Path, files: list[str]) -> str:
     claim.unlink(missing_ok=True)
     # A launch that comes now is refused for as long as this process exists: see RunDir.claim.
     owner = Owner(os.uname().nodename, f"/proc/{os.getpid()}", "argosy clean")
-    with open(claim, "xb") as file:
-        file.write(msgspec.json.encode(owner))
+    try:
+        with open(claim, "xb", buffering=0) as file:
+            file.write(msgspec.json.encode(owner))
+    except FileExistsError:
+        return "a launch began meanwhile"
+    except OSError:
+        pass  # A full disk is why one cleans.
     trouble = ""
     real = directory.resolve()
     folders = {str(parent) for path in files for parent in Path(path).parents}
-    folders |= {"logs", "incidents", "checkpoints"}  # Also where they are empty.
+    folders |= {"logs", "incidents"}  # Also where they are empty.
     within = {folder for folder in folders if (real / folder).resolve() == real / folder}
     for path in files:
         if str(Path(path).parent) in within and path != "owner.json":
@@ -76,7 +81,7 @@ def _remove_run(directory: Path, files: list[str]) -> str:
                 (real / path).unlink(missing_ok=True)
             except OSError as error:
                 trouble = f"{error.strerror}: {path}"
-    for folder in _below(real, within - {"."}):
+    for folder in _folders(real, within, whole):
         with contextlib.suppress(OSError):
             folder.rmdir()
     claim.unlink(missing_ok=True)
@@ -90,11 +95,12 @@ def _remove_run(directory: Path, files: list[str]) -> str:
     return trouble
 
 
-def _below(real: Path, folders: set[str]) -> list[Path]:
-    """The folders with all that is in them, deepest first."""
-    found = {real / folder for folder in folders}
-    for folder in folders:
-        for top, names, _ in os.walk(real / folder):
+def _folders(real: Path, known: set[str], whole: bool) -> list[Path]:
+    """The folders that files were removed from, or all if nothing shall stay; deepest first."""
+    found = {real / folder for folder in known - {"."}}
+    found |= {path for path in (real / "logs").glob("*") if path.name.isdecimal() and not path.is_symlink()}
+    if whole:
+        for top, names, _ in os.walk(real):
             found |= {Path(top, name) for name in names if not Path(top, name).is_symlink()}
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
