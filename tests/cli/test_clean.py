@@ -249,7 +249,7 @@ def test_a_dry_run_prints_the_same_table_and_touches_nothing(world: Path):
     assert tree(world) == before
     done = argosy(world, "clean", "--all").splitlines()
     assert rehearsed[:-1] == done[:-1]
-    assert tree(world) == {"home", "shm", "w"}
+    assert tree(world) == {"home", "home/state", "shm", "w"}
 
 
 def test_age_selects_and_the_index_forgets(world: Path):
@@ -292,7 +292,7 @@ def test_links_are_not_followed(world: Path):
     (run / "checkpoints").symlink_to(outside)
     argosy(world, "clean", "--all", "--checkpoints", "-y")
     assert tree(outside) == {"1", "1/0.0.out"}
-    assert os.listdir(run) == ["logs"]
+    assert tree(run) == {"logs", "checkpoints"}
 
 
 def test_a_run_in_the_home_directory_leaves_the_home_directory(world: Path):
@@ -301,7 +301,7 @@ def test_a_run_in_the_home_directory_leaves_the_home_directory(world: Path):
     (home / "checkpoints/a.pt").write_text("w")
     (home / "model.pt").write_text("w")
     argosy(world, "clean", "--all", "--checkpoints", "-y")
-    assert tree(home) == {"checkpoints", "checkpoints/a.pt", "model.pt"}
+    assert tree(home) == {"checkpoints", "checkpoints/a.pt", "model.pt", "state"}
 
 
 def test_c1_a_run_whose_warden_holds_its_lock_is_alive(world: Path):
