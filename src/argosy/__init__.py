@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
-    from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
-    from argosy.process import Restart
+    from argosy.core import ArgosyError as ArgosyError
+    from argosy.core import ConfigError as ConfigError
+    from argosy.core import DeadlinePassed as DeadlinePassed
+    from argosy.core import PeerLost as PeerLost
+    from argosy.process import Restart as Restart
 
 __version__ = "0.1.0"
 

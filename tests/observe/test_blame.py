@@ -53,9 +53,7 @@ def test_equal_counts_blame_nobody():
 
 
 def test_different_operations_of_one_number_are_a_mismatch():
-    pages = {rank: page(group(5, waiting=True)) for rank in range(3)} | {
-        3: page(group(5, "broadcast", waiting=True))
-    }
+    pages = {rank: page(group(5, waiting=True)) for rank in range(3)} | {3: page(group(5, "broadcast", waiting=True))}
     (absence,) = absentees(pages)
     assert absence.line() == "ranks 0-2 wait in all_reduce #5; rank 3 in broadcast #5 at train.py:9"
 

@@ -48,9 +48,7 @@ def test_the_last_traceback_is_what_python_printed(case: str, tmp_path: Path):
     body, named = CASES[case]
     script = tmp_path / "s.py"
     script.write_text(body)
-    printed = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    ).stderr
+    printed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False).stderr
     found = last_traceback("epoch 1 loss 2.0\nTraceback of nothing\n" + printed)
     assert exception_line(found) == named
     expected = printed.strip("\n")

@@ -15,9 +15,7 @@ POLICY = HangPolicy()
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 
 
-def rank(
-    index: int, issued: int = 12, *, waiting: bool = True, op: str = "all_reduce", **more: object
-) -> RankView:
+def rank(index: int, issued: int = 12, *, waiting: bool = True, op: str = "all_reduce", **more: object) -> RankView:
     group = GroupView("0", 4, issued, waiting=waiting, op=op, site="train.py:77")
     return msgspec.structs.replace(RankView(index=index, changed_at=0.0, steps=11, groups=(group,)), **more)
 
@@ -90,10 +88,7 @@ def test_h3_blame_follows_the_waits_to_their_end():
     ]
     verdict = hang(views, {2: IN_DATA})
     assert verdict.culprits == (2,)
-    assert (
-        verdict.headline
-        == "rank 0 waits in all_reduce #5; rank 1 waits in all_gather #9; rank 2 at data.py:41"
-    )
+    assert verdict.headline == "rank 0 waits in all_reduce #5; rank 1 waits in all_gather #9; rank 2 at data.py:41"
 
 
 def test_a_stopped_rank_is_named_as_stopped():
@@ -157,9 +152,7 @@ def test_a_member_that_never_used_the_group_is_absent():
 
 def test_a_wait_inside_backward_is_seen_in_the_stacks():
     quiet = [RankView(index=i, changed_at=0.0, steps=9) for i in range(4)]
-    backward = at(
-        (f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"), ("/project/train.py", 50, "step")
-    )
+    backward = at((f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"), ("/project/train.py", 50, "step"))
     verdict = hang(quiet, {0: backward, 1: backward, 2: backward, 3: IN_DATA})
     assert verdict.headline == "ranks 0-2 wait in backward; rank 3 at data.py:41"
 
@@ -181,6 +174,18 @@ def test_a_rank_that_compiles_or_saves_is_busy(file: str, doing: str):
     assert isinstance(endless, Hang), "no excuse lasts for ever"
 
 
+def test_backward_that_compiles_on_a_thread_of_its_own_is_busy():
+    main = Thread("MainThread", (Frame(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"),), True)
+    engine = Thread("0x7f", (Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "bw_compiler"),))
+    verdict = judge(suspect([rank(0), rank(1, 11, waiting=False)]), {1: Stack("faulthandler", (engine, main))})
+    assert isinstance(verdict, Busy)
+
+
+def test_a_rank_that_was_stopped_while_it_compiled_is_stopped():
+    stack = at((f"{TORCH}/_inductor/compile_fx.py", 9, "compile_fx"))
+    assert hang([rank(0), rank(1, 11, waiting=False, state="T")], {1: stack}).kind == "stopped"
+
+
 def test_a_compiled_model_that_runs_is_not_compiling():
     stack = at(
         (f"{TORCH}/_inductor/output_code.py", 763, "__call__"),
@@ -196,9 +201,7 @@ def page(*, steps: int = 0, pulse: int = 0, issued: int = 0) -> Progress:
     return Progress(pid=1, phase=Phase.USER, steps=steps, pulse=pulse, groups=groups)
 
 
-def samples(
-    tracker: Tracker, index: int, pages: list[Progress], *, every_s: float, start: float = 0.0
-) -> float:
+def samples(tracker: Tracker, index: int, pages: list[Progress], *, every_s: float, start: float = 0.0) -> float:
     now = start
     for progress in pages:
         now += every_s

@@ -35,7 +35,7 @@ def ended(index: int, log: str = "", *, code: int | None = 1, **more: object) ->
 
 
 def killed(index: int, number: int, **more: object) -> Exit:
-    return ended(index, status=WaitStatus(signal=number), **more)
+    return msgspec.structs.replace(ended(index), status=WaitStatus(signal=number), **more)
 
 
 def test_the_reaper_s_order_decides():
@@ -47,9 +47,7 @@ def test_the_reaper_s_order_decides():
 
 
 def test_a_lost_connection_yields_to_a_reason_of_its_own():
-    failure = first_failure(
-        [ended(0, GLOO), ended(3, GLOO), ended(1, OWN), killed(2, signal.SIGTERM, asked=True)]
-    )
+    failure = first_failure([ended(0, GLOO), ended(3, GLOO), ended(1, OWN), killed(2, signal.SIGTERM, asked=True)])
     assert failure is not None
     assert failure.first.rank.index == 1
     assert sorted(exit.rank.index for exit in failure.followers) == [0, 2, 3]
@@ -84,11 +82,7 @@ def test_memory_is_named_as_the_cause():
 
 
 def test_an_incident_keeps_the_log_without_its_traceback():
-    log = (
-        "".join(f"step {n}\n" for n in range(50))
-        + "[rank1]: "
-        + OWN.partition("\n")[2].replace("\n", "\n[rank1]: ")
-    )
+    log = "".join(f"step {n}\n" for n in range(50)) + "[rank1]: " + OWN.partition("\n")[2].replace("\n", "\n[rank1]: ")
     failure = first_failure([ended(1, log), ended(0, GLOO)])
     assert failure is not None
     incident = crash_incident(failure, {}, host="h", launch=2)
@@ -103,9 +97,7 @@ def test_incidents_are_read_back_in_order_and_half_written_ones_are_not(tmp_path
     for at in (9.0, 2.0):
         failure = first_failure([ended(0, OWN, at=at)])
         assert failure is not None
-        write_incident(
-            tmp_path / "incidents", crash_incident(failure, {1: stack}, host="h", launch=0), {1: stack}
-        )
+        write_incident(tmp_path / "incidents", crash_incident(failure, {1: stack}, host="h", launch=0), {1: stack})
     half = tmp_path / "incidents" / "5-crash"
     half.mkdir()
     (half / "stacks.txt").write_text("rank 1\n")
@@ -141,9 +133,7 @@ def test_evidence_is_on_disk_before_the_survivors_are_killed(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": SOURCE, "TOKEN": secret}
     log = tmp_path / "1.err"
     with open(log, "wb") as err:
-        code = subprocess.call(
-            [sys.executable, "-c", "raise ValueError('bad batch')"], stderr=err, env=environment
-        )
+        code = subprocess.call([sys.executable, "-c", "raise ValueError('bad batch')"], stderr=err, env=environment)
     survivors = [
         subprocess.Popen([sys.executable, script, tmp_path / f"{i}"], stdout=subprocess.PIPE, env=environment)
         for i in range(2)
@@ -161,9 +151,7 @@ def test_evidence_is_on_disk_before_the_survivors_are_killed(tmp_path: Path):
         failure = first_failure([ended(2, log_tail(log), code=code)])
         assert failure is not None
         stacks = take(targets)
-        written = write_incident(
-            tmp_path / "incidents", crash_incident(failure, stacks, host="h", launch=0), stacks
-        )
+        written = write_incident(tmp_path / "incidents", crash_incident(failure, stacks, host="h", launch=0), stacks)
         assert [process.poll() for process in survivors] == [None, None]
     finally:
         for process in survivors:

@@ -53,14 +53,10 @@ def test_a_unified_hierarchy_is_read(tmp_path: Path):
     }.items():
         (mine / name).write_text(text)
     (tmp_path / "job" / "memory.events").write_text("oom_kill 5\n")
-    before = OomSample(
-        (OomCounter("/job/rank0", str(mine), 2, 0, 0), OomCounter("/job", str(mine.parent), 5, 0, 0))
-    )
+    before = OomSample((OomCounter("/job/rank0", str(mine), 2, 0, 0), OomCounter("/job", str(mine.parent), 5, 0, 0)))
     after = again(before)
     assert [counter.kills for counter in after.counters] == [3, 5]
-    assert (
-        explain_oom(before, after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
-    )
+    assert explain_oom(before, after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
 
 
 def test_a_process_without_cgroups_has_no_counters(tmp_path: Path):

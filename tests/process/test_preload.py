@@ -152,9 +152,7 @@ def test_torch_that_spoils_is_said_and_not_tried_again() -> None:
 
 
 def test_variables_that_the_script_sets_count_at_import_and_not_after(tmp_path: Path) -> None:
-    (tmp_path / "reads.py").write_text(
-        "import os\nassert os.environ['HOME_OF'] == 'x'\nos.environ.get('LATE')"
-    )
+    (tmp_path / "reads.py").write_text("import os\nassert os.environ['HOME_OF'] == 'x'\nos.environ.get('LATE')")
     done = run(tmp_path, "$HOME_OF=x", "$DEFAULT?=y", "json", "reads", DEFAULT="z")
     assert done["loaded"] == ["json", "reads"]
     assert done["environ"] == {}

@@ -38,9 +38,7 @@ def drain(merger: Merger, now: float) -> list[Out]:
 
 
 def lines_of(outs: list[Out], rank: int, stream: Stream) -> list[bytes]:
-    return [
-        line for out in outs if rank in out.ranks and out.stream == stream for line in out.text.split(b"\n")
-    ]
+    return [line for out in outs if rank in out.ranks and out.stream == stream for line in out.text.split(b"\n")]
 
 
 def test_a_line_of_all_ranks_is_one_line_and_comes_at_once():
@@ -104,9 +102,7 @@ def test_lines_that_all_share_collapse_around_lines_of_their_own():
     merger = Merger(3)
     for rank in range(3):
         merger.feed(rank, "stdout", b"begin\nI am %d\nready\n" % rank, 0.0)
-    assert written(merger.due(0.0), merger) == (
-        b"[0-2] begin\n[0]   I am 0\n[1]   I am 1\n[2]   I am 2\n[0-2] ready\n"
-    )
+    assert written(merger.due(0.0), merger) == (b"[0-2] begin\n[0]   I am 0\n[1]   I am 1\n[2]   I am 2\n[0-2] ready\n")
 
 
 def test_lines_in_opposite_orders_keep_the_order_of_each_rank():

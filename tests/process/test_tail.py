@@ -67,9 +67,7 @@ def test_more_floods_than_one_round_serves_take_turns(tail: Tail, tmp_path: Path
         tail.add(rank, "stdout", str(tmp_path / str(rank)))
     first = {rank for rank, _, _ in tail.poll()}
     assert len(first) < size
-    assert first | {rank for rank, _, _ in tail.poll()} | {rank for rank, _, _ in tail.poll()} == set(
-        range(size)
-    )
+    assert first | {rank for rank, _, _ in tail.poll()} | {rank for rank, _, _ in tail.poll()} == set(range(size))
 
 
 def test_a_reader_that_lags_takes_large_pieces_and_still_turns(tmp_path: Path):
@@ -100,9 +98,7 @@ def test_zeros_of_a_copied_hole_are_told_once_wherever_they_lie(tail: Tail, tmp_
     zeros = random_.randrange(20_000, 900_000)
     append(tmp_path / "log", before + b"\0" * zeros + b"after \0 all\n")
     tail.add(0, "stdout", str(tmp_path / "log"))
-    assert read_all(tail) == before + b"... %d kB of this log were cut here ...\nafter \0 all\n" % round(
-        zeros / 1e3
-    )
+    assert read_all(tail) == before + b"... %d kB of this log were cut here ...\nafter \0 all\n" % round(zeros / 1e3)
 
 
 def test_a_few_zeros_are_the_ranks_own(tail: Tail, tmp_path: Path):

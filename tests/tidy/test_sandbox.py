@@ -36,9 +36,7 @@ def test_there_is_one_directory_in_each_place_and_it_is_removed():
 
 
 def test_a_terminated_sandbox_removes_its_directories():
-    with subprocess.Popen(
-        [*SANDBOX, f"{SHOW}\nimport time; time.sleep(60)"], stdout=subprocess.PIPE, text=True
-    ) as run:
+    with subprocess.Popen([*SANDBOX, f"{SHOW}\nimport time; time.sleep(60)"], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
         given = homes(run.stdout.readline())
         assert all(path.is_dir() for path in given)

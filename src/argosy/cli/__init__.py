@@ -1,5 +1,5 @@
 """The `argosy` command: argv and the environment in, exit code out."""
 
-from argosy.cli.main import main
+from argosy.cli.commands import main
 
 __all__ = ["main"]

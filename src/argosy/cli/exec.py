@@ -21,7 +21,15 @@ def command(rank: int, run: str, argv: tuple[str, ...]) -> None:
     \b
       argosy exec --rank 3 -- python -c 'import os; print(os.environ["MASTER_PORT"])'
     """
-    from argosy.process import Environment, GetEnvironment, Refused, connect_agent, find_run, list_runs, open_environment
+    from argosy.process import (
+        Environment,
+        GetEnvironment,
+        Refused,
+        connect_agent,
+        find_run,
+        list_runs,
+        open_environment,
+    )
 
     directory = str(find_run(run))
     living = next((each for each in list_runs().runs if each.directory == directory), None)

@@ -1,6 +1,7 @@
 """`argosy run`: what torchrun understands and more, turned into a launch."""
 
 import sys
+from typing import Any
 
 import click
 
@@ -13,7 +14,14 @@ from argosy.core import ConfigError
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     short_help="Run a script, module or program as ranks.",
 )
-@click.option("-n", "--ranks", "--nproc-per-node", "ranks", metavar="N", help="Ranks; `cpu` or `auto`: one per core. Default 1.")
+@click.option(
+    "-n",
+    "--ranks",
+    "--nproc-per-node",
+    "ranks",
+    metavar="N",
+    help="Ranks; `cpu` or `auto`: one per core. Default 1.",
+)
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program to execute; so is what follows `--`.")
@@ -21,17 +29,26 @@ from argosy.core import ConfigError
 @click.option("--name", help="Name of the run. Default: script and time.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False), help="Directory of the run. Default: runs/NAME.")
 @click.option("--restart", metavar="rank|group:DIM|all|never", help="What is restarted when a rank fails.")
-@click.option("--max-restarts", type=click.IntRange(0), help="At most this many restarts; alone it means --restart all.")
+@click.option(
+    "--max-restarts", type=click.IntRange(0), help="At most this many restarts; alone it means --restart all."
+)
 @click.option("--grace", default=30.0, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
 @click.option("--hang-after", default=30.0, show_default=True, help="Seconds without progress that are reported.")
 @click.option("--hang-timeout", type=float, help="Seconds without progress after which the rank counts as failed.")
 @click.option("--threads", metavar="N|auto", help="Intra-op threads per rank; auto: its share of the cores.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down."
+)
 @click.option("--nnodes", default="1", hidden=True)
 @click.option("--node-rank", type=int, default=0, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
 @click.option("--master-addr", default="127.0.0.1", hidden=True)
-@click.option("--master-port", type=click.IntRange(0, 65535), default=0, help="Port of torch's store. Default: a free one.")
+@click.option(
+    "--master-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of torch's store. Default: a free one.",
+)
 @click.option("-t", "--tee", default="0", hidden=True)
 @click.option("-r", "--redirects", default="0", help="Streams that go to files only: 1, 2, 3, or per rank as 0:3,1:1.")
 @click.option("--log-dir", type=click.Path(file_okay=False), help="Directory for the ranks' output.")
@@ -48,7 +65,7 @@ from argosy.core import ConfigError
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: object) -> None:
+def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT with ARGS as one or many ranks on this machine.
 
     \b
@@ -63,7 +80,10 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: o
     program = chosen.no_python or ctx.meta.get("argosy.program", False)
     ignored = [f"--{name.replace('_', '-')}" for name in IGNORED if options.get(name) not in (None, False, "0")]
     if ignored:
-        print(f"argosy: ignored, since ranks on one host need no rendezvous: {' '.join(ignored)}", file=sys.stderr)
+        print(
+            f"argosy: ignored, since ranks on one host need no rendezvous: {' '.join(ignored)}",
+            file=sys.stderr,
+        )
     if str(options["nnodes"]).split(":")[-1] != "1" or options["node_rank"]:
         raise ConfigError(
             f"more than one node is not possible yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
@@ -72,4 +92,12 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: o
     sys.exit(start(chosen, script, list(args), program))
 
 
-IGNORED = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr", "monitor_interval", "start_method")
+IGNORED = (
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "local_addr",
+    "monitor_interval",
+    "start_method",
+)

@@ -12,7 +12,16 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, as_json: bool) -> None:
     """Explain RUN: what failed first, the last lines, where the ranks were, what was restarted, how to go on."""
-    from argosy.process import RunView, explain, find_run, list_runs, read_facts, read_incidents, read_record, render
+    from argosy.process import (
+        RunView,
+        explain,
+        find_run,
+        list_runs,
+        read_facts,
+        read_incidents,
+        read_record,
+        render,
+    )
 
     directory = find_run(run)
     record = read_record(directory)

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from argosy.process.incident import Incident as Incident
     from argosy.process.incident import read_incidents as read_incidents
     from argosy.process.launch import Launch as Launch
+    from argosy.process.launch import rank_defaults as rank_defaults
     from argosy.process.launch import zygote_key as zygote_key
     from argosy.process.measuring import measure_machine as measure_machine
     from argosy.process.messages import Environment as Environment
     from argosy.process.messages import GetEnvironment as GetEnvironment
     from argosy.process.messages import Happened as Happened
     from argosy.process.messages import LaunchRun as LaunchRun
+    from argosy.process.messages import RankInfo as RankInfo
     from argosy.process.messages import Refused as Refused
     from argosy.process.messages import Runs as Runs
     from argosy.process.messages import Shutdown as Shutdown
@@ -79,10 +81,10 @@ _HOMES = {
         "foreground": "Foreground",
         "imports": "fingerprint scan",
         "incident": "Incident read_incidents",
-        "launch": "Launch zygote_key",
+        "launch": "Launch rank_defaults zygote_key",
         "measuring": "measure_machine",
-        "messages": "Environment GetEnvironment Happened LaunchRun Refused Runs Shutdown Stacks StopRun TakeStacks ToClient "
-        "WatchRun Welcome",
+        "messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Shutdown Stacks StopRun "
+        "TakeStacks ToClient WatchRun Welcome",
         "remains": "find_leftovers find_runs look_at_run",
         "removing": "remove remove_empty",
         "restart": "Restart parse_restart",

@@ -426,4 +426,3 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     setproctitle.setproctitle(f"argosy: agent {runtime}")
     Agent(runtime).loop()
-

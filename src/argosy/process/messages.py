@@ -1,7 +1,7 @@
 """What the processes of one host say to each other, and who may say it to whom.
 
-    client, rank, zygote -> agent:  ToAgent          agent -> client: ToClient      agent -> zygote: ToZygote
-    agent -> warden:                ToWarden         warden -> agent: FromWarden
+client, rank, zygote -> agent:  ToAgent          agent -> client: ToClient      agent -> zygote: ToZygote
+agent -> warden:                ToWarden         warden -> agent: FromWarden
 """
 
 import msgspec

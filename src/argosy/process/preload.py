@@ -78,9 +78,7 @@ def preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded:
     try:
         return _preload(entries, report)
     finally:
-        for name in {
-            setting[1:].partition("=")[0].removesuffix("?") for setting in entries if setting[0] == "$"
-        }:
+        for name in {setting[1:].partition("=")[0].removesuffix("?") for setting in entries if setting[0] == "$"}:
             _put(name, original.get(name))
 
 

@@ -1,6 +1,6 @@
 """One run as its agent carries it: performs what the root decides, and feeds it what happens.
 
-A shell: all decisions are in `root.py`. What it needs of the agent (warden, zygotes, clock, log) is passed in as `Host`.
+A shell: all decisions are in `root.py`. What it needs of the agent around it is the protocol `Host`.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from argosy.process import facts, root
 from argosy.process.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
 from argosy.process.inquest import Inquest
 from argosy.process.launch import Launch, command, rank_defaults, rank_variables
+from argosy.process.logfile import bound
 from argosy.process.messages import (
     Child,
     ChildExited,
@@ -34,7 +35,6 @@ from argosy.process.messages import (
 )
 from argosy.process.oom import OomSample, again, explain_oom, oom_counters
 from argosy.process.pool import Zygote, send
-from argosy.process.logfile import bound
 from argosy.process.proc import end_process, send_signal
 from argosy.process.rundir import RunDir, new_record
 from argosy.process.storeport import StorePort
@@ -114,7 +114,11 @@ class Running:
         """Start, as soon as what forks the ranks is ready."""
         self.tell_fact(
             facts.LaunchStarted(
-                at=time.time(), launch=self.number, argv=self.launch.argv, size=self.launch.size, host=self.record.host
+                at=time.time(),
+                launch=self.number,
+                argv=self.launch.argv,
+                size=self.launch.size,
+                host=self.record.host,
             )
         )
         if self.launch.kind == "program":
@@ -271,7 +275,10 @@ class Running:
 
     def fork_failed(self, rank: RankId, reason: str) -> None:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
-        with contextlib.suppress(OSError), open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log:
+        with (
+            contextlib.suppress(OSError),
+            open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log,
+        ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         self.inquest.exited(rank, WaitStatus(code=127), "")
         self.feed(root.Exited(rank, WaitStatus(code=127)))
@@ -307,7 +314,9 @@ class Running:
         try:
             self.store = StorePort(self.launch, generation)
         except OSError as error:
-            self.feed(root.Broken(f"cannot listen on {self.launch.master_addr}:{self.launch.master_port}: {error.strerror}"))
+            self.feed(
+                root.Broken(f"cannot listen on {self.launch.master_addr}:{self.launch.master_port}: {error.strerror}")
+            )
             return
         self.host.log_port(self, self.store.port)
         if self.store.listener is not None:
@@ -408,7 +417,8 @@ class Running:
     def upkeep(self) -> None:
         """Keep the logs bounded, and say when output is being lost."""
         for path in self.logs.glob("*.*.[oe][ur][tr]"):
-            bound(path, self.launch.log_bytes_max)
+            if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
+                self.notice(f"a log could not be bounded: {trouble}")
         try:
             status = os.statvfs(self.logs)
         except OSError:
@@ -416,7 +426,9 @@ class Running:
         full = status.f_bavail == 0
         if full and not self.disk_full:
             rank = self.state.rank(0)
-            self.tell_fact(facts.LogTrouble(at=time.time(), rank=rank, what=f"the disk is full, output is lost: {self.logs}"))
+            self.tell_fact(
+                facts.LogTrouble(at=time.time(), rank=rank, what=f"the disk is full, output is lost: {self.logs}")
+            )
         self.disk_full = full
 
     # --- the end

@@ -60,9 +60,9 @@ def _statements(body: Sequence[ast.stmt], main_only: bool, certain: bool) -> Ite
 def _settings(node: ast.Assign | ast.Expr) -> Iterator[str]:
     """Yield the environment variables that a statement sets."""
     match node:
-        case ast.Assign(
-            targets=[ast.Subscript(value=target, slice=ast.Constant(value=str(name)))], value=value
-        ) if _names(target, "environ"):
+        case ast.Assign(targets=[ast.Subscript(value=target, slice=ast.Constant(value=str(name)))], value=value) if (
+            _names(target, "environ")
+        ):
             text = _literal(value)
             yield f"${name}" if text is None else f"${name}={text}"
         case ast.Expr(
@@ -73,8 +73,8 @@ def _settings(node: ast.Assign | ast.Expr) -> Iterator[str]:
         ) if _names(target, "environ"):
             text = _literal(value)
             yield f"${name}" if text is None else f"${name}?={text}"
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="update" | "pop"), args=args)) if (
-            _names(target, "environ")
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="update" | "pop"), args=args)) if _names(
+            target, "environ"
         ):
             for given in args:
                 for key in given.keys if isinstance(given, ast.Dict) else [given]:
