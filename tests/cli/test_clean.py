@@ -25,6 +25,7 @@ from argosy.process.cleaning import (
     parse_size,
     plan_cleaning,
 )
+from argosy.process.remains import dead_cgroups
 from argosy.process.rundir import Owner, RunRecord, index_run, indexed_runs
 
 NOW = 1_000_000.0
@@ -54,8 +55,7 @@ def action(run: RunRemains, **selection: object) -> str:
 
 def test_c4_without_a_selection_nothing_is_decided():
     leftovers = [
-        Leftover(kind=kind, path="/x", since=0)
-        for kind in ("daemons", "runtime", "segments", "index", "cache")
+        Leftover(kind=kind, path="/x", since=0) for kind in ("daemons", "runtime", "segments", "index", "cache")
     ]
     assert plan_cleaning([ended()], leftovers, Selection(), NOW) == []
     assert not Selection(checkpoints=True).given
@@ -78,9 +78,7 @@ def test_only_named_runs_go_when_runs_are_named():
     assert action(ended("b"), directories=named, everything=True) == "none"
 
 
-@pytest.mark.parametrize(
-    "selection", [{"everything": True}, {"directories": ["/r/a"]}, {"older_than_s": 0.0}]
-)
+@pytest.mark.parametrize("selection", [{"everything": True}, {"directories": ["/r/a"]}, {"older_than_s": 0.0}])
 def test_c1_what_is_alive_stays(selection: dict[str, object]):
     decision = decide(ended(alive="runs on other-host"), **selection, checkpoints=True)
     assert decision is not None
@@ -338,6 +336,16 @@ def test_leftovers_of_killed_daemons_go(world: Path):
     assert tree(world) == {"home", "shm", "shm/somebody-elses", "w"}
 
 
+def test_a_cgroup_is_dead_when_its_agent_is_gone_and_nobody_is_in_it(tmp_path: Path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for number, (pid, populated) in enumerate([(gone.pid, 0), (gone.pid, 1), (os.getpid(), 0)]):
+        group = tmp_path / f"argosy-{os.getuid()}-{number:08d}-{pid}"
+        group.mkdir()
+        (group / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+    assert [path.name for path in dead_cgroups(tmp_path)] == [f"argosy-{os.getuid()}-00000000-{gone.pid}"]
+
+
 def test_a_runtime_directory_with_files_of_others_stays(world: Path):
     (world / "rt").mkdir()
     for name in ("warden.lock", "thesis.tex"):
@@ -354,9 +362,7 @@ def test_everything_leaves_nothing_of_a_real_run_and_its_daemons(world: Path):
     try:
         argosy(world, "run", "-n", "2", "ok.py")
         decisions = json.loads(argosy(world, "clean", "--all", "--json"))
-        assert {
-            each["name"] for each in decisions if each["kind"] in ("run", "daemons") and not each["done"]
-        } == {
+        assert {each["name"] for each in decisions if each["kind"] in ("run", "daemons") and not each["done"]} == {
             "live",
             str(world / "rt"),
         }

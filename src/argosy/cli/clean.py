@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAME_WIDTH = 30
 HOW_TO = """
 Nothing was removed. Select what shall go; --dry-run shows what would:
-  argosy clean RUN...              these runs; `leftovers`: those of dead daemons
+  argosy clean RUN...              these runs; `leftovers`: of killed daemons
   argosy clean --older-than 7d     runs that ended before that
   argosy clean --larger-than 1G    runs that take more than that
   argosy clean --all               everything that is not alive, and the cache
@@ -183,9 +183,7 @@ def carry_out(
             remove_empty()
     if as_json:
         done = {each.path for each in going if not dry_run} - troubles.keys()
-        print_json(
-            [describe_removal(each, each.path in done, troubles.get(each.path, "")) for each in decisions]
-        )
+        print_json([describe_removal(each, each.path in done, troubles.get(each.path, "")) for each in decisions])
     else:
         freed = format_bytes(sum(each.bytes for each in going if each.path not in troubles))
         print(f"nothing was removed: --dry-run; it would be {freed}" if dry_run else f"{freed} removed")
@@ -218,7 +216,7 @@ def confirm(files: int, runs: int) -> None:
 
     if not sys.stdin.isatty():
         raise ConfigError(f"nobody can be asked if checkpoints may go: {files}", hint="add -y if they may")
-    click.confirm(f"Remove checkpoints of {runs} run{'s' * (runs > 1)} for good ({files} files)?", abort=True)
+    click.confirm(f"Remove checkpoints of {runs} run{'s' * (runs > 1)} for good (files: {files})?", abort=True)
 
 
 def short(name: str) -> str:

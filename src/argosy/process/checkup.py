@@ -12,9 +12,7 @@ import msgspec
 from argosy.process.cleaning import format_bytes
 
 TORCH_MIN, TORCH_MAX = (2, 13), (2, 15)
-NETWORK_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)"
-)
+NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)")
 LOCAL_HINT = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
 SLOW_LOOKUP_S = 0.5
 MB, GB = 1 << 20, 1 << 30

@@ -83,7 +83,7 @@ class RunRemains(msgspec.Struct, frozen=True, kw_only=True):
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """What belongs to no run's directory; `daemons` live and wait for the next run."""
 
-    kind: Literal["daemons", "runtime", "segments", "index", "cache"]
+    kind: Literal["daemons", "runtime", "segments", "cgroups", "index", "cache"]
     path: str
     bytes: int = 0
     since: float = 0.0
@@ -93,7 +93,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """A decision about one thing: it goes whole, in part (`files`), or is kept; and why."""
 
-    kind: Literal["run", "daemons", "runtime", "segments", "index", "cache"]
+    kind: Literal["run", "daemons", "runtime", "segments", "cgroups", "index", "cache"]
     name: str
     path: str
     action: Literal["remove", "part", "keep"]
@@ -147,10 +147,10 @@ def parse_size(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`0.1 MB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
+    """`24 kB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
     if count >= 1 << 30:
         return f"{count / (1 << 30):.1f} GB"
-    return f"{max(count / (1 << 20), 0.1 if count else 0.0):.1f} MB"
+    return f"{count / (1 << 20):.1f} MB" if count >= 1 << 20 else f"{count / 1024:.0f} kB"
 
 
 def _decide_run(run: RunRemains, selection: Selection, now: float) -> Removal | None:
@@ -198,6 +198,7 @@ def _decide_leftover(each: Leftover, selection: Selection, now: float) -> Remova
         "daemons": "idle; stopped",
         "runtime": "its warden is gone",
         "segments": "its daemons are gone",
+        "cgroups": "empty; their agents are gone",
         "index": "the run's directory is gone",
         "cache": "can be made again",
     }[each.kind]

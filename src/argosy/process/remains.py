@@ -186,6 +186,8 @@ def find_leftovers(*, everything: bool = True) -> list[Leftover]:
     for path in _segments():
         if path not in owned and path.name not in mapped:
             found.append(_leftover("segments", path))
+    if "ARGOSY_RUNTIME_DIR" not in os.environ and (cgroups := dead_cgroups()):
+        found.append(Leftover(kind="cgroups", path=str(cgroups[0].parent / f"argosy-{os.getuid()}-*")))
     if everything:
         found += [_leftover("index", entry) for entry in _dangling()]
         if cache_dir().is_dir() and not cache_dir().is_symlink():
@@ -213,6 +215,23 @@ def _segments() -> list[Path]:
         found = [path for path in home.iterdir() if pattern.fullmatch(path.name) and not path.is_symlink()]
         return sorted(path for path in found if path.is_dir() and path.lstat().st_uid == os.getuid())
     return []
+
+
+def dead_cgroups(below: Path | None = None) -> list[Path]:
+    """Cgroups of agents that are gone, with nobody in them; by default below our own."""
+    if below is None:
+        own = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+        mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+        homes = [mount / own[0].lstrip("/") for mount in mounts if own and (mount / "cgroup.controllers").exists()]
+    else:
+        homes = [below]
+    found: list[Path] = []
+    for path in [path for home in homes for path in home.glob(f"argosy-{os.getuid()}-*-*")]:
+        with contextlib.suppress(OSError):
+            inhabited = "populated 1" in (path / "cgroup.events").read_text()
+            if not inhabited and not Path("/proc", path.name.rpartition("-")[2]).exists():
+                found.append(path)
+    return sorted(found)
 
 
 def _dangling() -> list[Path]:

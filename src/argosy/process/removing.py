@@ -17,7 +17,7 @@ from argosy.fabric import state_dir
 from argosy.process.cleaning import Removal
 from argosy.process.client import ask, connect_agent
 from argosy.process.messages import Shutdown
-from argosy.process.remains import living_runs, lock_runtime, why_alive, why_shared
+from argosy.process.remains import dead_cgroups, living_runs, lock_runtime, why_alive, why_shared
 from argosy.process.rundir import Owner, forget_run
 
 QUIT_S = 15.0
@@ -36,6 +36,10 @@ def remove(removal: Removal) -> str:
                 return _remove_runtime(Path(removal.path))
             case "segments" | "cache":
                 shutil.rmtree(removal.path)
+            case "cgroups":
+                for group in dead_cgroups():
+                    for folder in (*(path for path in group.iterdir() if path.is_dir()), group):
+                        folder.rmdir()  # The kernel refuses while anybody is in it.
             case "index":
                 Path(removal.path).unlink(missing_ok=True)
     except OSError as error:
