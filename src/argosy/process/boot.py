@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,7 +23,7 @@ import setproctitle
 
 from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.child import settle
-from argosy.process.fresh import become_fresh, take_environment
+from argosy.process.fresh import become_fresh, shadow, take_environment
 from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
 from argosy.process.stacks import arm
@@ -37,6 +38,8 @@ class Inherited(NamedTuple):
     changed: Mapping[str, str]
     """Variables that packages set while they were imported."""
     blas: Sequence[Callable[[int], object]]
+    fresh: Collection[str]
+    """Modules that every interpreter has loaded when it starts."""
 
 
 def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
@@ -62,13 +65,13 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
     if page is not None:
         install_when_imported(page)
         page.set_phase(Phase.USER)
-    code = _run_user_code(launch)
+    code = _run_user_code(launch, inherited.fresh)
     if page is not None:
         page.set_phase(Phase.END)
     return _end(code, known)
 
 
-def _run_user_code(launch: Launch) -> int:
+def _run_user_code(launch: Launch, fresh: Collection[str]) -> int:
     """Run the script or module as `__main__`; negative is the signal that the interpreter would die of."""
     sys.argv[:] = [launch.target, *launch.args]
     sys.orig_argv = [
@@ -79,10 +82,12 @@ def _run_user_code(launch: Launch) -> int:
     ]
     if launch.kind == "module":
         sys.path[0] = launch.cwd
+        shadow(launch.cwd, fresh)
         sys.argv[0] = "-m"
         return _guarded(lambda: _run_module(launch.target))
     path = os.path.join(launch.cwd, launch.target)
     sys.path[0] = os.path.dirname(os.path.realpath(path))
+    shadow(sys.path[0], fresh)
     return _guarded(lambda: _run_script(path))
 
 
@@ -184,19 +189,25 @@ def _end(code: int, known: set[str]) -> int:
         cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()
     _flush()
-    for name in [name for name in sys.modules if name not in known]:
-        module = cast(object, sys.modules.pop(name))
-        if isinstance(module, types.ModuleType):  # Anything may stand in sys.modules.
-            _clear(module)
-    main = sys.modules.get("__main__")
-    if main is not None:
-        _clear(main)
-    gc.collect()
+    _forget_modules(known - {"__main__", "__mp_main__"})
     flushed = _flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code if flushed or code else 120
+
+
+def _forget_modules(known: set[str]) -> None:
+    """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals."""
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    modules = [sys.modules.pop(name) for name in list(sys.modules) if name not in known]
+    remaining = [weakref.ref(module) for module in modules if type(module) is types.ModuleType]
+    del modules
+    gc.collect()
+    for module in [ref() for ref in remaining]:
+        if module is not None:
+            _clear(module)
+    gc.collect()
 
 
 def _clear(module: types.ModuleType) -> None:

@@ -3,6 +3,7 @@
 The zygote decided it for itself, in another directory, with another environment.
 """
 
+import contextlib
 import errno
 import io
 import logging
@@ -11,11 +12,16 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, cast
 
+import argosy.observe
 from argosy.process.finder import is_site
 from argosy.process.threads import blas_threads
+
+_HOOKS = os.path.dirname(argosy.observe.__file__) + os.sep
 
 
 def take_environment(variables: Mapping[str, str]) -> None:
@@ -28,6 +34,7 @@ def take_environment(variables: Mapping[str, str]) -> None:
 
 def become_fresh(cwd: str, variables: Mapping[str, str], blas: Sequence[Callable[[int], object]]) -> None:
     """Decide again what depends on the rank's own environment, directory, identity and time."""
+    _hide_hooks()
     _reseed()
     _set_threads(variables, blas)
     cast(Any, threading.main_thread())._set_native_id()
@@ -40,6 +47,32 @@ def become_fresh(cwd: str, variables: Mapping[str, str], blas: Sequence[Callable
     # Files of the user may have come since the zygote looked; site-packages are part of its key.
     for path in [path for path in sys.path_importer_cache if not _is_installed(path)]:
         del sys.path_importer_cache[path]
+
+
+def _hide_hooks() -> None:
+    """Keep the frames of our hooks in torch out of every traceback that is formatted."""
+    private = cast(Any, traceback)
+    walk = getattr(private, "_walk_tb_with_full_positions", None)
+    if walk is None:
+        return
+
+    def without_hooks(trace: TracebackType | None) -> Iterator[Any]:
+        for frame, positions in walk(trace):
+            if not frame.f_code.co_filename.startswith(_HOOKS):
+                yield frame, positions
+
+    private._walk_tb_with_full_positions = without_hooks
+
+
+def shadow(directory: str, fresh: Collection[str]) -> None:
+    """Forget loaded modules that a file of the script's directory would win over in a fresh interpreter."""
+    loaded = {name for name in sys.modules if "." not in name and name not in fresh}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            name = entry.name.removesuffix(".py")
+            if name in loaded and name != "argosy" and (entry.name.endswith(".py") or entry.is_dir()):
+                for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                    del sys.modules[module]
 
 
 def _is_installed(path: str) -> bool:

@@ -72,7 +72,7 @@ class Pool:
         zygote.waiting.append((ready, notice))
 
     def _start(self, zygote: Zygote) -> None:
-        program = "from argosy.process.zygote import main; main()"
+        program = "import sys; fresh = frozenset(sys.modules); from argosy.process.zygote import main; main(fresh)"
         argv = [
             zygote.launch.python[0],
             *zygote.launch.python[1:],

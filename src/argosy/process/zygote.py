@@ -52,12 +52,12 @@ RECONNECT_S = 60.0
 class Zygote:
     """The state of the loop."""
 
-    def __init__(self, runtime: Path, key: str) -> None:
+    def __init__(self, runtime: Path, key: str, fresh: frozenset[str]) -> None:
         self.runtime, self.key = runtime, key
         self.reaper = Reaper(runtime)
         self.ready = False
         self.retired = False
-        self.inherited = Inherited(runtime, {}, [])
+        self.inherited = Inherited(runtime, {}, [], fresh)
         self.link: Link[ToZygote] | None = None
         self.born = born(os.getpid())
         hold_lifeline(runtime)
@@ -130,7 +130,7 @@ class Zygote:
         result: Preloaded = preload(entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
-        self.inherited = Inherited(self.runtime, changed, blas_setters())
+        self.inherited = Inherited(self.runtime, changed, blas_setters(), self.inherited.fresh)
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled
@@ -175,9 +175,9 @@ class Zygote:
             os._exit(code)
 
 
-def main() -> None:
-    """Become a zygote: argv holds the runtime directory and the key."""
+def main(fresh: frozenset[str]) -> None:
+    """Become a zygote: argv holds the runtime directory and the key; `fresh` are the modules there from the start."""
     runtime, key = Path(sys.argv[1]), sys.argv[2]
     setproctitle.setproctitle(f"argosy: zygote {key}")
     tolerate_full_disk()
-    Zygote(runtime, key).loop()
+    Zygote(runtime, key, fresh).loop()
