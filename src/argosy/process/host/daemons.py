@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def daemon_argv(module: str, *args: str) -> list[str]:
-    """The command line of a daemon whose `main` is in `argosy.process.<module>`."""
-    return [sys.executable, "-c", f"from argosy.process.{module} import main; main()", *args]
+    """The command line of a daemon whose `main` is in `argosy.process.host.<module>`."""
+    return [sys.executable, "-c", f"from argosy.process.host.{module} import main; main()", *args]
 
 
 def start_warden(runtime: Path) -> None:
