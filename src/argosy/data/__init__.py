@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from argosy.data.errors import Unreadable as Unreadable
     from argosy.data.errors import WorkerLost as WorkerLost
     from argosy.data.fill import Skip as Skip
+    from argosy.data.jsonl import Jsonl as Jsonl
     from argosy.data.keyed import sample_rng as sample_rng
     from argosy.data.keyed import seed_generators as seed_generators
     from argosy.data.loader import Loader as Loader
     from argosy.data.order import Shuffle as Shuffle
+    from argosy.data.packing import Pack as Pack
+    from argosy.data.packing import document_mask as document_mask
+    from argosy.data.parquet import Parquet as Parquet
     from argosy.data.plan import Mix as Mix
     from argosy.data.processes import Processes as Processes
+    from argosy.data.shards import Shards as Shards
+    from argosy.data.shards import merge_states as merge_states
+    from argosy.data.tokens import Tokens as Tokens
 
 _HOMES = {
     name: f"argosy.data.{module}"
@@ -33,6 +40,11 @@ _HOMES = {
         "order": "Shuffle",
         "plan": "Mix",
         "processes": "Processes",
+        "packing": "Pack document_mask",
+        "shards": "Shards merge_states",
+        "tokens": "Tokens",
+        "jsonl": "Jsonl",
+        "parquet": "Parquet",
     }.items()
     for name in names.split()
 }

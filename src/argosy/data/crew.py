@@ -16,7 +16,7 @@ from argosy.data.collate import in_heap
 from argosy.data.errors import WorkerLost
 from argosy.data.fill import Filled, Recipe, fill
 from argosy.data.keyed import undisturbed
-from argosy.data.plan import Plan
+from argosy.data.plan import Plan, hint_of
 
 
 class Ticket(NamedTuple):
@@ -72,7 +72,7 @@ class Inline:
         rows = self._plan.rows(*ticket)
         # Keying samples must not disturb what the model draws.
         with undisturbed() if self._calls_user_code else contextlib.nullcontext():
-            return fill(self._recipe, rows, in_heap)
+            return fill(self._recipe, rows, in_heap, hint=hint_of(self._plan, rows))
 
     def close(self) -> None:
         return
@@ -82,6 +82,8 @@ class ThreadCrew:
     """A pool of threads, some tickets ahead."""
 
     def __init__(self, plan: Plan, recipe: Recipe, threads: Threads) -> None:
+        if getattr(plan, "sticky", False):
+            raise ConfigError("iterables are read one item after the other: use worker processes, or none")
         self._plan, self._recipe, self._hang_s = plan, replace(recipe, seeded=False), threads.hang_s
         self.depth = threads.count * threads.ahead
         self._pool = ThreadPoolExecutor(threads.count, thread_name_prefix="argosy-data")

@@ -94,12 +94,13 @@ class Member:
     def exists(self) -> bool:
         return self.pid is not None
 
-    def ask(self, number: int, rows: Rows) -> None:
+    def ask(self, number: int, rows: Rows, hint: Any = None) -> None:
         """Send work; if the worker is gone, that will be seen where its end is."""
         if not self.asked:
             self._seen = (int(self._progress[BEATS]), time.monotonic())
         self.asked.append(number)
-        self._send(Load(number, np.ascontiguousarray(rows).tobytes(), rows.shape[1]))
+        packed = b"" if hint is None else pickle.dumps(hint)
+        self._send(Load(number, np.ascontiguousarray(rows).tobytes(), rows.shape[1], packed))
 
     def answers(self) -> list[Answer]:
         """Return what it said since; slabs that nobody holds any more go back to it."""

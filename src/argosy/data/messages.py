@@ -18,6 +18,8 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     number: int
     rows: bytes
     width: int
+    hint: bytes = b""
+    """What the plan knows that saves the reader work, pickled."""
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):

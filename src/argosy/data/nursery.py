@@ -11,14 +11,12 @@ from argosy.data.errors import WorkerLost
 from argosy.data.messages import Broken, Ended, Fork, Forked, FromTemplate, Ready, from_template
 from argosy.fabric import Link
 
-STARTS_MAX = 3
-
 
 class Nursery:
     """The template, and what it told of its workers."""
 
-    def __init__(self, parcel: int) -> None:
-        self._parcel = parcel
+    def __init__(self, parcel: int, tries: int) -> None:
+        self._parcel, self._tries = parcel, tries
         self._starts_failed = 0
         self._ready = False
         self.pids: dict[int, int] = {}
@@ -82,9 +80,9 @@ class Nursery:
         code = self._process.wait()
         self._starts_failed += 0 if self._ready else 1
         self._ready = False
-        if self._starts_failed >= STARTS_MAX:
+        if self._starts_failed >= self._tries:
             how = WaitStatus(signal=-code) if code < 0 else WaitStatus(code=code)
-            raise WorkerLost(f"worker processes do not start: {STARTS_MAX} ended while they loaded the source: {how}")
+            raise WorkerLost(f"worker processes do not start: {self._tries} ended while they loaded the source: {how}")
         self._start()
 
     def close(self, *, end: bool) -> None:

@@ -58,6 +58,12 @@ class Plan(Protocol):
     def restore(self, state: State, position: int, *, resize: bool) -> None: ...
 
 
+def hint_of(plan: Plan, rows: Rows) -> Any:
+    """What the plan knows that saves its reader work, or None."""
+    hint = getattr(plan, "hint", None)
+    return None if hint is None else hint(rows)
+
+
 class MapPlan:
     """One source with a length."""
 

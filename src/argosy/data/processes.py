@@ -22,7 +22,7 @@ from argosy.data.member import Answer, Member
 from argosy.data.messages import IDLE
 from argosy.data.nursery import Nursery
 from argosy.data.parcel import pack_parcel
-from argosy.data.plan import Plan, Rows
+from argosy.data.plan import Plan, Rows, hint_of
 
 _POLL_S = 0.5
 
@@ -37,7 +37,7 @@ class Processes:
     hang_s: float = 300.0
     """A worker that takes longer over one sample is taken for hung."""
     tries: int = 3
-    """Workers that one microbatch may cost."""
+    """Workers that one microbatch may cost, and starts that may fail."""
     bytes_ahead: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class ProcessCrew:
         self._losses: dict[Ticket, list[str]] = {}
         self._owner = os.getpid()
         self._members_made = itertools.count()
-        self._nursery = Nursery(self._parcel)
+        self._nursery = Nursery(self._parcel, config.tries)
         self._members = [self._hire() for _ in range(config.count)]
 
     def _hire(self) -> Member:
@@ -119,7 +119,7 @@ class ProcessCrew:
                 return
             number = next(self._numbers)
             self._rows[number] = (ticket, rows)
-            member.ask(number, rows)
+            member.ask(number, rows, hint_of(self._plan, rows))
 
     def _choose(self, rows: Rows) -> Member:
         if self._sticky:

@@ -83,7 +83,8 @@ class Worker:
         self._progress[TICKET] = load.number
         began = time.perf_counter()
         try:
-            filled = fill(self._recipe, rows, slab.empty, self._at)
+            hint = pickle.loads(load.hint) if load.hint else None
+            filled = fill(self._recipe, rows, slab.empty, self._at, hint)
             content, places = slab.dump((filled.batch, filled.skipped, filled.extra))
         except Exception as error:
             self._free.append(number)
