@@ -1,1 +1,23 @@
-"""Messages between the processes of one user: framed links over Unix sockets."""
+"""Messages between the processes of one user: framed links over Unix sockets, and a rank's own place."""
+
+from argosy.fabric.here import Arrive, Place, Released, here
+from argosy.fabric.link import BadFrame, Link, accept, connect, listen, peer_credentials
+from argosy.fabric.paths import build_id, cache_dir, runtime_dir, shared_memory_dir, state_dir
+
+__all__ = [
+    "Arrive",
+    "BadFrame",
+    "Link",
+    "Place",
+    "Released",
+    "accept",
+    "build_id",
+    "cache_dir",
+    "connect",
+    "here",
+    "listen",
+    "peer_credentials",
+    "runtime_dir",
+    "shared_memory_dir",
+    "state_dir",
+]

@@ -1,0 +1,80 @@
+"""A rank's own place: which rank it is, of how many, in which run, and its link to the agent."""
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from argosy.core import ConfigError, RankId
+from argosy.fabric.link import Link, connect
+
+
+class Arrive(msgspec.Struct, frozen=True, tag=True):
+    """A rank reached barrier number `count`; answered by `Released` when all of its mesh did."""
+
+    run: str
+    rank: RankId
+    count: int
+
+
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """All ranks reached barrier `count`."""
+
+    count: int
+
+
+_decoder: msgspec.msgpack.Decoder[Released] = msgspec.msgpack.Decoder(Released)
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """Where this process stands; under a foreign launcher there is no `socket`, so no barrier."""
+
+    rank: RankId
+    size: int
+    run: str = ""
+    directory: Path | None = None
+    socket: Path | None = None
+    launcher: Literal["argosy", "torchrun", "none"] = "none"
+    _link: Link[Released] | None = None
+    _barriers: int = 0
+
+    def barrier(self, timeout_s: float = 300.0) -> None:
+        """Wait until every rank of the mesh called this as often as this rank did.
+
+        Raises:
+            ConfigError: not started by `argosy run`.
+            DeadlinePassed: some rank did not come within `timeout_s`.
+            PeerLost: the agent is gone and did not come back.
+        """
+        if self.socket is None:
+            raise ConfigError("a barrier needs ranks started by `argosy run`")
+        if self._link is None:
+            self._link = connect(self.socket, _decoder, "the agent")
+        self._barriers += 1
+        deadline = time.monotonic() + timeout_s
+        self._link.send(Arrive(self.run, self.rank, self._barriers))
+        while True:
+            released, _ = self._link.wait(deadline - time.monotonic())
+            if released.count >= self._barriers:
+                return
+
+
+@cache
+def here() -> Place:
+    """Read this process's place from its environment, once."""
+    env = os.environ
+    index, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+    if "ARGOSY_RUN" not in env:
+        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "none"
+        return Place(rank=RankId("main", index), size=size, launcher=launcher)
+    return Place(
+        rank=RankId(env["ARGOSY_MESH"], index, int(env["ARGOSY_GENERATION"])),
+        size=size,
+        run=env["ARGOSY_RUN"],
+        directory=Path(env["ARGOSY_RUN_DIR"]),
+        socket=Path(env["ARGOSY_AGENT"]),
+        launcher="argosy",
+    )

@@ -1,0 +1,65 @@
+"""Where Argosy keeps what does not belong to a run: sockets, rings, the index of runs, caches."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import argosy
+from argosy.core import ConfigError
+
+SOCKET_PATH_MAX = 107
+
+
+def build_id() -> str:
+    """The version, and for a source tree a digest of its files: daemons of older code are not reused."""
+    package = Path(argosy.__file__).parent
+    if "site-packages" in package.parts or "dist-packages" in package.parts:
+        return argosy.__version__
+    digest = hashlib.blake2s(digest_size=4)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode())
+    return f"{argosy.__version__}+{digest.hexdigest()}"
+
+
+def runtime_dir() -> Path:
+    """The private directory of this user's daemons, made if missing: `/tmp/argosy-$UID/<allocation>-<version>`.
+
+    Raises:
+        ConfigError: it belongs to somebody else, is open to others, or is too long for a socket.
+    """
+    given = os.environ.get("ARGOSY_RUNTIME_DIR")
+    allocation = os.environ.get("SLURM_JOB_ID", "local")
+    path = Path(given) if given else Path(f"/tmp/argosy-{os.getuid()}") / f"{allocation}-{build_id()}"
+    if len(os.fsencode(path / "zygote-0123456789abcdef.sock")) > SOCKET_PATH_MAX:
+        raise ConfigError(f"the runtime directory's path is too long for a socket: {path}",
+                          hint="set ARGOSY_RUNTIME_DIR to a shorter path on a local disk")
+    for directory in [path] if given else [path.parent, path]:
+        directory.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise ConfigError(f"the runtime directory is not yours: {directory}",
+                              hint="remove it, or set ARGOSY_RUNTIME_DIR")
+        if status.st_mode & 0o077:
+            directory.chmod(0o700)
+    return path
+
+
+def shared_memory_dir(runtime: Path) -> Path:
+    """The directory of this runtime's shared-memory files, made if missing."""
+    digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
+    path = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.lstat().st_uid != os.getuid() or path.is_symlink():
+        raise ConfigError(f"the shared-memory directory is not yours: {path}")
+    return path
+
+
+def state_dir() -> Path:
+    """Where the index of runs lives."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "argosy"
+
+
+def cache_dir() -> Path:
+    """What can be thrown away at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "argosy"
