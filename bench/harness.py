@@ -166,7 +166,7 @@ def show(row: Row, scores: dict[str, Score], console: Console) -> None:
     console.print(f"\n[bold]{row.title}[/]  ({row.key})", highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     tail = [] if row.percentile == 50 else [row.percentile]
-    table.add_column("  contender")
+    table.add_column("  contender", no_wrap=True)
     for column in ["median", *(f"p{p}" for p in tail), "min", "max", "first", "n", f"{row.base} / it"]:
         table.add_column(column, justify="right", no_wrap=True)
     base = scores[row.base].at(50) if row.base in scores else None
@@ -232,7 +232,7 @@ def run_benches(description: str, make_rows: Callable[[Options], Sequence[Row]],
         return 0
     if not rows:
         parser.error(f"no row matches: {args.only}")
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     machine = describe_machine()
     console.print(" ".join(f"{key}={value}" for key, value in machine.items()), highlight=False)
     if os.getloadavg()[0] > 0.5:

@@ -1,0 +1,315 @@
+"""How soon a failure is seen, and how soon what it broke is whole again.
+
+    python bench/failures.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
+
+The bench is the killer. What Argosy saw is read from the run's journal, whose times are of the same clock;
+torchrun is heard on its output; Ray and Monarch are heard by the call that raises.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from contenders import SCRIPTS, Live, Stage, free_port, torchrun_command, wait_until
+from harness import Contender, Failed, Goal, Options, Row, run_benches
+from peers import Missing, python_of
+
+STEADY = str(SCRIPTS / "steady.py")
+UP_S = 300.0
+SEEN_S = 10.0
+BACK_S = 40.0
+"""The cap on each try to come back."""
+MONARCH_TUNED = (
+    "supervision_watchdog_timeout=2s get_proc_state_max_idle=1s get_actor_state_max_idle=1s message_delivery_timeout=2s"
+).split()
+TORCHRUN_C10D = ["--rdzv-backend=c10d", "--local-addr=127.0.0.1", "--monitor-interval=0.01"]
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One rank's word that it is ready, or made its first step."""
+
+    rank: int
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of a running command, as they told of themselves in a directory."""
+
+    command: Live
+    home: Path
+    size: int
+    run_dir: Path
+
+    def told(self, what: str) -> list[Told]:
+        said: list[Told] = []
+        for path in self.home.glob(f"*.{what}"):
+            rank, pid, _ = path.name.split(".")
+            said.append(Told(int(rank), int(pid), float(path.read_text())))
+        return sorted(said, key=lambda told: told.at)
+
+    def now(self, what: str) -> dict[int, Told]:
+        """The latest word of each rank whose process is there."""
+        return {told.rank: told for told in self.told(what) if Path(f"/proc/{told.pid}").exists()}
+
+    def wait_all(self, what: str, deadline_s: float, but: frozenset[int] = frozenset()) -> dict[int, Told]:
+        """Wait until all ranks told, by processes other than `but`."""
+
+        def all_told() -> bool:
+            if self.command.ended:
+                raise Failed(f"the launcher ended: {self.command.last_word()}")
+            now = self.now(what)
+            return len(now) == self.size and not but & {told.pid for told in now.values()}
+
+        wait_until(all_told, deadline_s, f"{self.size} ranks {what}", every_s=0.005)
+        return self.now(what)
+
+
+@contextlib.contextmanager
+def argosy_ranks(stage: Stage, size: int, kind: str, *flags: str) -> Iterator[Ranks]:
+    home, run_dir = stage.new_dir(), stage.new_dir()
+    with stage.argosy("run", "-n", str(size), "--dir", str(run_dir), *flags, STEADY, str(home), kind) as command:
+        yield Ranks(command, home, size, run_dir)
+
+
+@contextlib.contextmanager
+def torchrun_ranks(
+    stage: Stage, size: int, kind: str, *flags: str, extra: dict[str, str] | None = None
+) -> Iterator[Ranks]:
+    home = stage.new_dir()
+    endpoint = [f"--rdzv-endpoint=127.0.0.1:{free_port()}"] if any("c10d" in flag for flag in flags) else []
+    where = [] if endpoint else ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    argv = torchrun_command(size, STEADY, str(home), kind, flags=[*where, *endpoint, *flags])
+    with stage.live(argv, extra) as command:
+        yield Ranks(command, home, size, home)
+
+
+def wait_fact(ranks: Ranks, kind: str, pid_or_rank: Callable[[object], bool]) -> float:
+    """Wait for a fact in the journal; returns the time it was recorded with."""
+    try:
+        from argosy.process import read_facts
+    except ImportError as error:
+        raise Missing(f"this Argosy cannot: {error}") from None
+    end = time.monotonic() + SEEN_S
+    while time.monotonic() < end:
+        for fact in read_facts(ranks.run_dir):
+            if type(fact).__name__ == kind and pid_or_rank(fact):
+                return float(fact.at)
+        time.sleep(0.01)
+    raise Failed(f"no {kind} within {SEEN_S:g} s")
+
+
+# --- seen: SIGKILL and SIGSTOP of one rank
+
+
+def seen_by_argosy(stage: Stage, size: int, tries: int, number: signal.Signals) -> list[float | Failed]:
+    kind = "RankExited" if number is signal.SIGKILL else "RankPaused"
+    seconds: list[float | Failed] = []
+    with argosy_ranks(stage, size, "step", "--restart", "rank", "--max-restarts", "1000") as ranks:
+        for victim in range(tries):
+            told = ranks.wait_all("step", UP_S)[victim % size]
+            time.sleep(0.05)
+            at = time.time()
+            os.kill(told.pid, number)
+            try:
+                if number is signal.SIGKILL:
+                    seen_at = wait_fact(ranks, kind, lambda fact, pid=told.pid: getattr(fact, "pid", 0) == pid)
+                else:
+                    seen_at = wait_fact(ranks, kind, partial(_paused, told.rank, at))
+                seconds.append(seen_at - at)
+            except Failed as failed:
+                seconds.append(failed)
+            finally:
+                if number is signal.SIGSTOP:
+                    os.kill(told.pid, signal.SIGCONT)
+    return seconds
+
+
+def _paused(index: int, since: float, fact: object) -> bool:
+    rank, resumed = getattr(fact, "rank", None), getattr(fact, "resumed", True)
+    return getattr(rank, "index", -1) == index and not resumed and getattr(fact, "at", 0.0) >= since - 0.001
+
+
+def seen_by_torchrun(stage: Stage, size: int, number: signal.Signals, *flags: str) -> float:
+    """What torchrun says when it sees the failure; it restarts nothing, so saying is all it does."""
+    with torchrun_ranks(stage, size, "plain", *flags) as ranks:
+        told = ranks.wait_all("ready", UP_S)[size // 2]
+        time.sleep(0.5)
+        at = time.time()
+        os.kill(told.pid, number)
+        try:
+            return ranks.command.wait_line(rf"pid: {told.pid}|exitcode: -9|[Ss]topped", SEEN_S, after=at) - at
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(told.pid, signal.SIGCONT)
+
+
+def peer_values(stage: Stage, peer: str, *args: str) -> list[float]:
+    """Run a peer's script and take the values that it prints."""
+    with stage.live([python_of(peer), str(SCRIPTS / f"{peer}_failures.py"), *args]) as command:
+        command.wait(UP_S)
+        values = [float(line.split()[1]) for _, line in command.lines if line.startswith("value ")]
+        if not values:
+            raise Failed("said nothing")
+        return values
+
+
+def killed_row(stage: Stage, size: int, tries: int) -> Row:
+    kill = signal.SIGKILL
+    return Row(
+        key="killed",
+        title=f"SIGKILL of one rank to the supervisor's word (argosy: {size} ranks; peers: 4)",
+        percentile=99,
+        contenders=[
+            Contender(name="torchrun", sample=partial(seen_by_torchrun, stage, 4, kill)),
+            Contender(
+                name="torchrun 10 ms",
+                sample=partial(seen_by_torchrun, stage, 4, kill, "--monitor-interval=0.01"),
+            ),
+            Contender(name="argosy", sample=partial(seen_by_argosy, stage, size, tries, kill)),
+            Contender(name="ray", sample=partial(peer_values, stage, "ray", "kill", "5"), repeat_max=1),
+            Contender(name="monarch", sample=partial(peer_values, stage, "monarch", "4", "kill"), repeat_max=2),
+            Contender(
+                name="monarch tuned",
+                sample=partial(peer_values, stage, "monarch", "4", "kill", *MONARCH_TUNED),
+                repeat_max=2,
+            ),
+        ],
+        goals=[Goal(of="argosy", at_most=0.010, percentile=99)],
+    )
+
+
+def stopped_row(stage: Stage, size: int, tries: int) -> Row:
+    stop = signal.SIGSTOP
+    return Row(
+        key="stopped",
+        title=f"SIGSTOP of one rank to a verdict (argosy: {size} ranks; peers: 4)",
+        contenders=[
+            Contender(name="torchrun", sample=partial(seen_by_torchrun, stage, 4, stop), repeat_max=1),
+            Contender(name="argosy", sample=partial(seen_by_argosy, stage, size, tries, stop)),
+            Contender(name="ray", sample=partial(peer_values, stage, "ray", "stop"), repeat_max=1),
+            Contender(name="monarch", sample=partial(peer_values, stage, "monarch", "4", "stop"), repeat_max=1),
+        ],
+        goals=[Goal(of="argosy", at_most=0.100)],
+    )
+
+
+# --- back: one rank alone, or all of a Gloo group
+
+
+def replaced_by_argosy(stage: Stage, size: int, tries: int) -> list[float | Failed]:
+    """From the kill to the word of the replacement that torch is imported; the others must not have changed."""
+    seconds: list[float | Failed] = []
+    with argosy_ranks(stage, size, "step", "--restart", "rank", "--max-restarts", "1000") as ranks:
+        for victim in range(tries):
+            before = ranks.wait_all("step", UP_S)
+            told = before[victim % size]
+            time.sleep(0.4)  # The others make a step, which counts as progress: no backoff.
+            at = time.time()
+            os.kill(told.pid, signal.SIGKILL)
+            wait_until(partial(_is_back, ranks, told), BACK_S, f"rank {told.rank} back", every_s=0.005)
+            after = ranks.now("ready")
+            same = sum(after[rank].pid == before[rank].pid for rank in before if rank in after)
+            back = after[told.rank].at - at
+            seconds.append(back if same == size - 1 else Failed(f"only {same} of {size - 1} others unchanged"))
+    return seconds
+
+
+def _is_back(ranks: Ranks, lost: Told) -> bool:
+    told = ranks.now("ready").get(lost.rank)
+    return told is not None and told.pid != lost.pid
+
+
+def back_after_kill(ranks: Ranks, tries: int, what: str) -> list[float | Failed]:
+    """Kill one rank after another; seconds until all are ready again. A lost try ends the series."""
+    seconds: list[float | Failed] = []
+    for number in range(tries):
+        try:
+            before = ranks.wait_all(what, UP_S)
+            time.sleep(0.3)
+            at = time.time()
+            os.kill(before[(2 + number) % ranks.size].pid, signal.SIGKILL)
+            dead = frozenset(told.pid for told in before.values())
+            after = ranks.wait_all("ready", BACK_S, but=dead)
+            seconds.append(max(told.at for told in after.values()) - at)
+        except Failed as failed:
+            return [*seconds, failed]
+    return seconds
+
+
+def gloo_by_argosy(stage: Stage, tries: int) -> list[float | Failed]:
+    with argosy_ranks(stage, 4, "gloo", "--max-restarts", str(tries + 1)) as ranks:
+        return back_after_kill(ranks, tries, "step")
+
+
+def gloo_by_torchrun(stage: Stage, tries: int, *flags: str, extra: dict[str, str] | None = None) -> list[float | Failed]:
+    with torchrun_ranks(stage, 4, "gloo", f"--max-restarts={tries + 10}", *flags, extra=extra) as ranks:
+        return back_after_kill(ranks, tries, "step")
+
+
+def torchrun_all_back(stage: Stage, size: int) -> list[float | Failed]:
+    with torchrun_ranks(stage, size, "step", "--max-restarts=1") as ranks:
+        return back_after_kill(ranks, 1, "ready")
+
+
+def replaced_row(stage: Stage, size: int, tries: int, peer_size: int) -> Row:
+    return Row(
+        key="replaced",
+        title=f"one of {size} ranks killed to its replacement with torch imported, the others undisturbed",
+        base="ray",
+        contenders=[
+            Contender(name="argosy", sample=partial(replaced_by_argosy, stage, size, tries)),
+            Contender(name="ray", sample=partial(peer_values, stage, "ray", "replace", "3"), repeat_max=1),
+            Contender(
+                name=f"torchrun, all {peer_size}", sample=partial(torchrun_all_back, stage, peer_size), repeat_max=1
+            ),
+        ],
+        goals=[Goal(of="argosy", at_most=0.150)],
+    )
+
+
+def gloo_row(stage: Stage, tries: int, peer_tries: int, repeat: int) -> Row:
+    best = partial(gloo_by_torchrun, stage, peer_tries, *TORCHRUN_C10D, extra=OWN_STORE)
+    return Row(
+        key="gloo",
+        title="SIGKILL of one of 4 ranks that train over Gloo, to all 4 past a Gloo barrier again",
+        base="torchrun best",
+        contenders=[
+            Contender(name="torchrun", sample=partial(gloo_by_torchrun, stage, 1), repeat_max=3),
+            Contender(name="torchrun best", sample=best),
+            Contender(name="argosy", sample=partial(gloo_by_argosy, stage, tries)),
+        ],
+        goals=[
+            Goal(of="argosy", tries=tries * repeat),
+            Goal(of="argosy", times_of="torchrun best", times=10),
+        ],
+    )
+
+
+def rows(stage: Stage, options: Options) -> Sequence[Row]:
+    quick = options.quick
+    size = 8 if quick else 64
+    return [
+        killed_row(stage, size, 8 if quick else 20),
+        stopped_row(stage, size, 4 if quick else 20),
+        replaced_row(stage, size, 4 if quick else 10, 4 if quick else 16),
+        gloo_row(stage, 3 if quick else 10, 1 if quick else 5, options.repeat),
+    ]
+
+
+def main() -> int:
+    with Stage() as stage:
+        return run_benches("Failures: seen and mended, Argosy beside its peers.", partial(rows, stage))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
