@@ -1,1 +1,29 @@
-"""What a rank tells about itself while it runs: progress page, journal, torch hooks."""
+"""What a rank tells about itself while it runs: progress page, journal, torch hooks.
+
+This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
+"""
+
+from argosy.observe.blame import Absence, absentees
+from argosy.observe.hooks import attach, install, install_when_imported
+from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
+from argosy.observe.page import Doing, Flag, GroupProgress, Page, Phase, Progress
+
+__all__ = [
+    "Absence",
+    "Damage",
+    "DamagedJournal",
+    "Doing",
+    "Entry",
+    "Flag",
+    "GroupProgress",
+    "Journal",
+    "Page",
+    "Phase",
+    "Progress",
+    "absentees",
+    "attach",
+    "follow",
+    "install",
+    "install_when_imported",
+    "read_journal",
+]

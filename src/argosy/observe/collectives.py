@@ -1,0 +1,228 @@
+"""Hooks on torch.distributed that count every collective of a rank on its progress page.
+
+Two layers, because neither sees all. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees what
+C++ issues too: DDP's reducer, functional and compiled collectives; but not tensors made in inference mode. The
+methods of ProcessGroup see every call from Python, and the Work that it returns; they tell the dispatcher hook
+not to count again. A wait inside C++ (DDP's reducer, functional collectives) is not seen.
+
+C1  A hook that fails is as if it were not there: the operator runs, its errors are its own.
+C2  The original is called through the dispatcher, which lets go of the GIL. (Calling a kernel taken from the
+    operator keeps the GIL inside C++ and deadlocks DDP on Gloo.)
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any
+
+from argosy.observe.page import P2P_OPS, Page
+from argosy.observe.sites import call_site
+
+_DISPATCH_KEY = "ADInplaceOrView"
+_WORKS_MAX = 1024
+
+_NAMES = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "barrier": "barrier",
+    "broadcast_": "broadcast",
+    "gather_": "gather",
+    "monitored_barrier_": "barrier",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "reduce_": "reduce",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "scatter_": "scatter",
+    "send": "send",
+}
+
+_METHODS = {
+    "_allgather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "all_to_all_single": "all_to_all",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "monitored_barrier": "barrier",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "scatter": "scatter",
+    "send": "send",
+}
+
+
+class _Here(threading.local):
+    counted = False
+    """The operator that this thread is about to dispatch was counted by a method of ProcessGroup."""
+
+
+class Collectives:
+    """Counts the collectives of this process on `page`, which may be exchanged at any time."""
+
+    def __init__(self) -> None:
+        self._page = Page.void()
+        self._groups: dict[int, int] = {}
+        self._works: dict[int, int] = {}
+        self._last = 0
+        self._here = _Here()
+        self._library: Any = None
+        self.backward_site = b""
+        """Where the last backward pass began: the site of what autograd's own threads issue."""
+
+    def attach(self, page: Page) -> None:
+        self._groups, self._works, self._page = {}, {}, page
+
+    def install(self, torch: Any, c10d: Any) -> None:
+        """Patch torch; what this version of torch does not have is left out."""
+        for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
+            with suppress(Exception):
+                patch(c10d)
+        with suppress(Exception):
+            self._patch_operators(torch, c10d)
+
+    # -- counting ----------------------------------------------------------------------------------
+
+    def _count(self, group: Any, op: bytes, p2p: bool) -> int:
+        index = self._groups.get(id(group))
+        if index is None:
+            index = self._meet(group)
+        self._page.issue(index, op, call_site() or self.backward_site, p2p)
+        self._last = index
+        return index
+
+    def _meet(self, group: Any) -> int:
+        """Give a slot to a group that was formed before the hooks were there."""
+        import torch.distributed as dist
+
+        ranks: list[int] | None = None
+        with suppress(Exception):
+            ranks = dist.get_process_group_ranks(group)
+        return self._add(group, group.size(), group.rank(), ranks)
+
+    def _add(self, group: Any, size: int, rank: int, ranks: list[int] | None) -> int:
+        # By id, not by object: a reference of ours would keep a destroyed group's threads alive. A new group at
+        # the same address passes `_patch_formation` first.
+        index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
+        self._groups[id(group)] = index
+        return index
+
+    # -- patches -----------------------------------------------------------------------------------
+
+    def _patch_formation(self, c10d: Any) -> None:
+        original = c10d._new_process_group_helper
+
+        @wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            with suppress(Exception):
+                group, (size, rank, ranks) = made[0], args[:3]
+                if isinstance(group, c10d.ProcessGroup):
+                    self._add(group, size, rank, ranks or list(range(size)))
+            return made
+
+        c10d._new_process_group_helper = new_group
+
+    def _patch_methods(self, c10d: Any) -> None:
+        for name, op in _METHODS.items():
+            original = getattr(c10d.ProcessGroup, name, None)
+            if original is not None:
+                setattr(c10d.ProcessGroup, name, self._method(original, op))
+
+    def _method(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
+        raw, p2p, here = op.encode(), op in P2P_OPS, self._here
+
+        @wraps(original)
+        def method(group: Any, *args: Any, **kwargs: Any) -> Any:
+            index = -1
+            try:  # noqa: SIM105 (suppress costs 0.3 us)
+                index = self._count(group, raw, p2p)
+                here.counted = True
+            except Exception:
+                pass
+            try:
+                work = original(group, *args, **kwargs)
+            finally:
+                here.counted = False
+            if index >= 0:
+                if len(self._works) >= _WORKS_MAX:  # nobody waits for them
+                    self._works.clear()
+                self._works[id(work)] = index
+            return work
+
+        return method
+
+    def _patch_wait(self, c10d: Any) -> None:
+        original = c10d.Work.wait
+
+        @wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            page, index = self._page, self._works.pop(id(work), self._last)
+            page.wait(index)
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                page.waited(index)
+
+        c10d.Work.wait = wait
+
+    def _patch_operators(self, torch: Any, c10d: Any) -> None:
+        key = getattr(torch._C.DispatchKey, _DISPATCH_KEY)
+        below = partial(torch._C._ExcludeDispatchKeyGuard, torch._C.DispatchKeySet(key))
+        library = torch.library.Library("c10d", "IMPL")
+        for name, op in _NAMES.items():
+            with suppress(Exception):
+                overload = getattr(torch.ops.c10d, name).default
+                hook = self._operator(overload, op, below, c10d.ProcessGroup.unbox)
+                library.impl(name, hook, _DISPATCH_KEY)
+        self._library = library  # the registrations end with it
+
+    def _operator(self, overload: Any, op: str, guard: Callable[[], Any], unbox: Any) -> Callable[..., Any]:
+        position = [argument.name for argument in overload._schema.arguments].index("process_group")
+        raw, p2p, here = op.encode(), op in P2P_OPS, self._here
+
+        def operator(*args: Any, **kwargs: Any) -> Any:
+            if here.counted:
+                here.counted = False
+            else:
+                try:  # noqa: SIM105 (suppress costs 0.3 us)
+                    self._count(unbox(args[position]), raw, p2p)
+                except Exception:
+                    pass
+            with guard():
+                return overload(*args, **kwargs)
+
+        return operator
+
+
+def progression(ranks: list[int] | None) -> range | None:
+    """Return `ranks` as a range, or None if they are no ascending arithmetic progression."""
+    if not ranks:
+        return None
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if step <= 0:
+        return None
+    spread = range(ranks[0], ranks[0] + step * len(ranks), step)
+    return spread if list(spread) == list(ranks) else None

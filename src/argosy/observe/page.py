@@ -1,0 +1,322 @@
+"""The progress page: 4096 bytes of shared memory in which a rank says how far it is.
+
+One writer process (the rank), any number of readers on the same host. Nothing here talks to the rank: a page
+can be read while the rank is stopped, hung in C code or dead.
+
+Header, 256 bytes of little-endian 64-bit words, each stored alone and therefore never torn:
+
+    0 magic and version   3 phase    6 pulse              9 groups that found no room
+    1 pid                 4 steps    7 time of the pulse
+    2 flags               5 time of the last step         8 what the rank is doing
+
+then 32 groups of 120 bytes (`_SLOT`): a sequence word (odd while the slot is being written), collectives
+issued, point-to-point operations issued (these differ between ranks by nature), time of the last one, waiting
+since (0 if not in `Work.wait`), size, global rank of the first member and stride (0 if the members are no
+arithmetic progression), own rank in the group; then name, last operation and its call site as UTF-8, padded
+with zeros.
+
+Times are CLOCK_MONOTONIC nanoseconds (`time.monotonic_ns`), comparable among the processes of one host only.
+
+P1  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
+P2  A reader never raises on garbage and never waits for the writer: a torn slot is retried, then taken as is.
+P3  A forked child (a DataLoader worker) writes into the void, not into its parent's page.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import struct
+import time
+import weakref
+from enum import IntEnum, IntFlag
+from threading import RLock
+
+import msgspec
+
+PAGE_SIZE = 4096
+GROUPS_MAX = 32
+P2P_OPS = frozenset({"send", "recv"})
+
+_MAGIC = int.from_bytes(b"ARGPAGE\x01", "little")  # the last byte is the version
+_PID, _FLAGS, _PHASE, _STEPS, _STEP_AT, _PULSE, _PULSE_AT, _DOING, _CROWDED = range(1, 10)
+_HEADER = struct.Struct("<10Q")
+_FIRST_SLOT = 256
+_SLOT = struct.Struct("<QQQQQIIII24s16s24s")  # sequence first
+_TEXT = struct.Struct("<16s24s")
+_NAME_BYTES, _SITE_BYTES = 24, 24
+_WAITING_AT, _TEXT_AT = 32, 80
+_READ_TRIES = 64
+
+assert _SLOT.size == 120
+assert _FIRST_SLOT + GROUPS_MAX * _SLOT.size == PAGE_SIZE
+
+
+class Phase(IntEnum):
+    """Where in its life the process is."""
+
+    START = 0
+    USER = 1
+    END = 2
+
+
+class Flag(IntFlag):
+    """What is known of the rank beyond its counts."""
+
+    STACKS = 1
+    """The stack dump is installed: its signal may be sent."""
+    TORCH_HOOKS = 2
+    PROCESS_GROUP = 4
+    """A torch process group was formed."""
+    RUN_MANAGED = 8
+    """`argosy.Run` owns the step loop."""
+
+
+class Doing(IntEnum):
+    """The outermost piece of torch that the rank is inside of."""
+
+    NOTHING = 0
+    FORWARD = 1
+    BACKWARD = 2
+    DATA = 3
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """How far a rank is in one process group; times in CLOCK_MONOTONIC ns, 0 if never."""
+
+    name: str
+    size: int
+    issued: int = 0
+    p2p: int = 0
+    at: int = 0
+    waiting_since: int = 0
+    op: str = ""
+    site: str = ""
+    group_rank: int = 0
+    first: int = 0
+    stride: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.waiting_since != 0
+
+    def members(self) -> range | None:
+        """Return the global ranks of the group, or None where the page does not know them."""
+        if self.size == 1:
+            return range(self.first, self.first + 1)
+        return range(self.first, self.first + self.size * self.stride, self.stride) if self.stride else None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What a page said at one moment; times in CLOCK_MONOTONIC ns, 0 if never."""
+
+    pid: int
+    flags: int = 0
+    phase: int = 0
+    steps: int = 0
+    step_at: int = 0
+    pulse: int = 0
+    pulse_at: int = 0
+    doing: int = 0
+    crowded: int = 0
+    groups: tuple[GroupProgress, ...] = ()
+
+    def has(self, flag: Flag) -> bool:
+        return bool(self.flags & flag)
+
+    @property
+    def collectives(self) -> int:
+        """Collectives and point-to-point operations of all groups: any change is progress."""
+        return sum(group.issued + group.p2p for group in self.groups)
+
+
+_pages: "weakref.WeakSet[Page]" = weakref.WeakSet()
+
+
+class Page:
+    """A mapped progress page. Writing methods are for the rank alone, and safe from any of its threads."""
+
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self._view = memoryview(memory)
+        self._words = self._view.cast("Q")
+        self._lock = RLock()  # re-entrant: a signal handler may issue a collective too
+        self._slots: dict[str, int] = {}
+        _pages.add(self)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> "Page":
+        """Make the file and map it.
+
+        Raises:
+            FileExistsError: there is such a page already (it may be mapped by others: never reused).
+            OSError: no room, or no permission; no file is left behind.
+        """
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, PAGE_SIZE)  # P1
+            page = cls(mmap.mmap(fd, PAGE_SIZE))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        page._words[0] = _MAGIC
+        return page
+
+    @classmethod
+    def void(cls) -> "Page":
+        """Return a page that nobody sees, for a writer that has none yet."""
+        return cls(bytearray(PAGE_SIZE))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Page":
+        """Map a page that `create` made, to read it or to be its writer.
+
+        Raises:
+            OSError: there is none, or the file is too short to be one.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size < PAGE_SIZE:
+                raise OSError(errno.EINVAL, "too short for a progress page", os.fspath(path))
+            return cls(mmap.mmap(fd, PAGE_SIZE))
+        finally:
+            os.close(fd)
+
+    def detach(self) -> None:
+        """Let go of the shared memory: later writes go nowhere."""
+        self._view = memoryview(bytearray(PAGE_SIZE))
+        self._words = self._view.cast("Q")
+        self._lock = RLock()  # the old one may be held by a thread that a fork left behind
+
+    # -- the rank writes ---------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Say that this process is the rank."""
+        self._words[_PID] = os.getpid()
+
+    def set_phase(self, phase: Phase) -> None:
+        self._words[_PHASE] = phase
+        self.beat()
+
+    def set_flag(self, flag: Flag) -> None:
+        with self._lock:
+            self._words[_FLAGS] |= flag
+
+    def beat(self) -> None:
+        """Any sign of life. Two threads at once may count as one."""
+        words = self._words
+        words[_PULSE_AT] = time.monotonic_ns()
+        words[_PULSE] = (words[_PULSE] + 1) & 0xFFFF_FFFF_FFFF
+
+    def enter(self, doing: int) -> None:
+        """Beat, and say what the rank is inside of from now on."""
+        words = self._words
+        words[_DOING] = doing
+        words[_PULSE_AT] = time.monotonic_ns()
+        words[_PULSE] = (words[_PULSE] + 1) & 0xFFFF_FFFF_FFFF
+
+    def step(self) -> None:
+        """One optimizer step was made."""
+        words = self._words
+        words[_STEP_AT] = time.monotonic_ns()
+        words[_STEPS] += 1
+
+    def add_group(self, name: str, size: int, group_rank: int, members: range | None) -> int:
+        """Give a group a slot with counts of zero, and return its index.
+
+        The same name starts over. When all slots are taken the one longest silent is given away.
+        """
+        first, stride = (members[0], members.step if size > 1 else 0) if members else (0, 0)
+        with self._lock:
+            index = self._slots.get(name)
+            if index is None:
+                index = len(self._slots) if len(self._slots) < GROUPS_MAX else self._give_away()
+                self._slots[name] = index
+            self._write(
+                index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:]
+            )
+            self._words[_FLAGS] |= Flag.PROCESS_GROUP
+        return index
+
+    def issue(self, index: int, op: bytes, site: bytes, p2p: bool = False) -> None:
+        """Count an operation of group `index`, of which `op` was called at `site`."""
+        at = _FIRST_SLOT + index * 120
+        word = at >> 3
+        with self._lock:
+            view, words = self._view, self._words
+            sequence = words[word]
+            words[word] = sequence + 1
+            if p2p:
+                words[word + 2] += 1
+            else:
+                words[word + 1] += 1
+            words[word + 3] = time.monotonic_ns()
+            _TEXT.pack_into(view, at + _TEXT_AT, op, site[-_SITE_BYTES:])
+            words[word] = sequence + 2
+
+    def wait(self, index: int) -> None:
+        """The rank blocks in `Work.wait` of group `index` from now on."""
+        self._words[(_FIRST_SLOT + index * 120 + _WAITING_AT) >> 3] = time.monotonic_ns()
+
+    def waited(self, index: int) -> None:
+        """The wait of group `index` is over."""
+        self._words[(_FIRST_SLOT + index * 120 + _WAITING_AT) >> 3] = 0
+
+    def _give_away(self) -> int:
+        def last(name: str) -> int:
+            return self._words[(_FIRST_SLOT + self._slots[name] * 120 + 24) >> 3]
+
+        self._words[_CROWDED] += 1
+        return self._slots.pop(min(self._slots, key=last))
+
+    def _write(self, index: int, body: bytes) -> None:
+        at = _FIRST_SLOT + index * 120
+        sequence = self._words[at >> 3]
+        self._words[at >> 3] = sequence + 1
+        self._view[at + 8 : at + 120] = body
+        self._words[at >> 3] = sequence + 2
+
+    # -- anybody reads -----------------------------------------------------------------------------
+
+    def read(self) -> Progress | None:
+        """Return what the page says now, or None if it is not (yet) a progress page."""
+        words = _HEADER.unpack_from(self._view)
+        if words[0] != _MAGIC:
+            return None
+        slots = (self._read_slot(_FIRST_SLOT + index * 120) for index in range(GROUPS_MAX))
+        groups = tuple(group for group in slots if group is not None)
+        return Progress(*words[1:], groups=groups)
+
+    def _read_slot(self, at: int) -> GroupProgress | None:
+        body = b""
+        for _ in range(_READ_TRIES):
+            before = self._words[at >> 3]
+            body = bytes(self._view[at : at + 120])
+            if not before & 1 and self._words[at >> 3] == before:
+                break
+        _, issued, p2p, when, since, size, first, stride, rank, name, op, site = _SLOT.unpack(body)
+        if not size:
+            return None
+        return GroupProgress(
+            _text(name), size, issued, p2p, when, since, _text(op), _text(site), rank, first, stride
+        )
+
+
+def _name(name: str) -> bytes:
+    """Shorten a group's name from the middle: torch's are a digest and a counter."""
+    raw = name.encode()
+    return raw if len(raw) <= _NAME_BYTES else raw[: _NAME_BYTES - 8] + raw[-8:]
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+def _let_go_in_child() -> None:
+    for page in list(_pages):
+        page.detach()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)  # P3

@@ -1,0 +1,139 @@
+"""Out of memory: whether the kernel killed a rank, from the counters of its memory cgroup.
+
+A killed process leaves no message, so the counters are sampled while it lives and compared afterwards.
+"""
+
+import os
+import signal
+
+import msgspec
+
+from argosy.core import WaitStatus
+
+_ROOT = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 60
+PRESSURE_SHARE = 0.9
+
+
+class OomCounter(msgspec.Struct, frozen=True):
+    """One memory cgroup: kills so far, its limit and use in bytes (limit 0: none)."""
+
+    cgroup: str
+    directory: str
+    kills: int
+    limit: int
+    used: int
+
+
+class OomSample(msgspec.Struct, frozen=True):
+    """The memory cgroups of a process, innermost first, and the share of the host's memory in use."""
+
+    counters: tuple[OomCounter, ...] = ()
+    host_share: float = 0.0
+
+
+def oom_counters(pid: int, *, root: str = _ROOT) -> OomSample:
+    """Sample the memory cgroups of a living process and their ancestors; empty where there are none."""
+    return OomSample(_counters(_directories(pid, root)), _host_share())
+
+
+def again(before: OomSample) -> OomSample:
+    """Sample the same cgroups after the process has gone."""
+    return OomSample(_counters([(c.cgroup, c.directory) for c in before.counters]), _host_share())
+
+
+def explain_oom(before: OomSample, after: OomSample, status: WaitStatus, *, asked: bool) -> str:
+    """Say that the process died of memory and how that is known, or ""; `asked` if Argosy killed it."""
+    if asked or status.signal != signal.SIGKILL:
+        return ""
+    kills = {counter.directory: counter.kills for counter in before.counters}
+    for counter in after.counters:
+        if counter.kills > kills.get(counter.directory, counter.kills):
+            limit = f" (limit {_size(counter.limit)})" if counter.limit else ""
+            return f"the memory cgroup {counter.cgroup} counted an oom kill{limit}"
+    for counter in before.counters:  # before: with the process its memory went too
+        if counter.limit and counter.used >= PRESSURE_SHARE * counter.limit:
+            share = f"{counter.used / counter.limit:.0%}"
+            return f"probably: SIGKILL that was not ours while {counter.cgroup} was at {share} of its memory"
+    if before.host_share >= PRESSURE_SHARE:
+        return f"probably: SIGKILL that was not ours while memory was at {before.host_share:.0%}"
+    return ""
+
+
+def _directories(pid: int, root: str) -> list[tuple[str, str]]:
+    """(cgroup, directory) of the process, innermost first; v1's memory controller before the unified one."""
+    unified = ""
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return _upwards(f"{root}/memory", path)
+        if not controllers:
+            unified = path
+    return _upwards(root, unified) if unified else []
+
+
+def _upwards(mount: str, path: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    while path not in ("", "/"):
+        if os.path.isdir(mount + path):  # a namespace may hide the inner ones
+            found.append((path, mount + path))
+        path = os.path.dirname(path)
+    return [*found, ("/", mount)]
+
+
+def _counters(directories: list[tuple[str, str]]) -> tuple[OomCounter, ...]:
+    found = (_counter(cgroup, directory) for cgroup, directory in directories)
+    return tuple(counter for counter in found if counter is not None)
+
+
+def _counter(cgroup: str, directory: str) -> OomCounter | None:
+    for events, limit, used in (
+        # `local` counts this cgroup alone; `memory.events` also its descendants, who are other ranks.
+        ("memory.events.local", "memory.max", "memory.current"),
+        ("memory.events", "memory.max", "memory.current"),
+        ("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        kills = _oom_kills(f"{directory}/{events}")
+        if kills is not None:
+            bound = _number(f"{directory}/{limit}")
+            bound = 0 if bound >= _UNLIMITED else bound
+            return OomCounter(cgroup, directory, kills, bound, _number(f"{directory}/{used}"))
+    return None
+
+
+def _oom_kills(path: str) -> int | None:
+    try:
+        with open(path) as file:
+            words = dict(line.split() for line in file if len(line.split()) == 2)
+        return int(words["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _number(path: str) -> int:
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):  # "max"
+        return 0
+
+
+def _host_share() -> float:
+    try:
+        with open("/proc/meminfo") as file:
+            sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
+        return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0.0
+
+
+def _size(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count} bytes"

@@ -1,0 +1,318 @@
+"""The house stays in order: layers, doors, names, sizes. Each exception is listed here with its reason."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import argosy
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "argosy"
+
+LAYERS = [
+    {"cli"},
+    {"process"},
+    {"fabric"},
+    {"observe"},
+    {"core"},
+]
+"""Top first. A room imports from lower lines only; rooms on one line do not import each other."""
+
+ROOFS = {"__init__", "__main__"}
+"""Modules beside the rooms that may enter any of them, by its door."""
+CELLAR = {"_native", "_reference", "_select"}
+"""Modules beside the rooms that enter none."""
+
+PUBLIC_NAMES = [
+    "ArgosyError",
+    "ConfigError",
+    "DeadlinePassed",
+    "PeerLost",
+    "Restart",
+    "__version__",
+]
+PUBLIC_NAMES_MAX = 25
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 6
+SUBCLASS_DEPTH_MAX = 1
+ERROR_DEPTH_MAX = 3
+
+LONG_FILES: dict[str, str] = {}
+"""path: reason."""
+LONG_FUNCTIONS: dict[str, str] = {}
+"""path:function: reason."""
+MANY_PARAMETERS: dict[str, str] = {}
+"""path:function: reason."""
+DEEP_CLASSES: dict[str, str] = {}
+"""path:class: reason."""
+MACHINE_PATHS: dict[str, str] = {}
+"""path: reason."""
+
+HOMELESS_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
+# In pieces, so that this file is not found by them.
+UNNUMBERED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\(#\d+\))")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|work|home/\w+|Users/\w+|tmp/(?!argosy)\w+)/\w")
+HEAVY_MODULES = ["torch", "numpy", "msgspec", "click", "rich", "psutil"]
+
+
+@cache
+def repository_files() -> list[Path]:
+    """Every file that is, or is about to be, in the repository."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True)
+    if listed.returncode == 0:
+        names = listed.stdout.decode().split("\0")
+        return sorted(ROOT / name for name in names if name and (ROOT / name).is_file())
+    skipped = {".venv", ".git", "target", "build", "__pycache__", "runs"}
+    found = (path for path in ROOT.rglob("*") if path.is_file())
+    return sorted(path for path in found if not skipped & set(path.relative_to(ROOT).parts))
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    for path in repository_files():
+        try:
+            yield path.relative_to(ROOT).as_posix(), path.read_text()
+        except UnicodeDecodeError:
+            continue  # Not text.
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The Python files of the repository, parsed."""
+    return {name: ast.parse(text) for name, text in texts() if name.endswith(".py")}
+
+
+def package_trees() -> dict[str, ast.Module]:
+    prefix = "src/argosy/"
+    return {name.removeprefix(prefix): tree for name, tree in trees().items() if name.startswith(prefix)}
+
+
+def rooms() -> set[str]:
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def level_of(room: str) -> int:
+    return next(level for level, line in enumerate(LAYERS) if room in line)
+
+
+def imported(name: str, tree: ast.Module) -> Iterator[tuple[str, ...]]:
+    """What a file of the package imports from the package: one path per imported thing, without `argosy`."""
+    package = ("argosy", *Path(name).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            origin = (*start, *(node.module.split(".") if node.module else ()))
+            found = [(*origin, alias.name) for alias in node.names]
+        else:
+            continue
+        yield from (path[1:] for path in found if path[0] == "argosy" and path[1:])
+
+
+def fault(name: str, path: tuple[str, ...]) -> str | None:
+    """Why the file must not import this, or None."""
+    home, target = Path(name).parts[0].removesuffix(".py"), path[0]
+    if target in ("_native", "_reference"):
+        return None if home in CELLAR else "reach native code through _select"
+    if target not in rooms():
+        return (
+            None
+            if target in CELLAR or target == "__version__"
+            else "a room takes names from rooms, not from the roof"
+        )
+    if home == target:
+        return None
+    if home in CELLAR:
+        return "this lies below all rooms"
+    inner = PACKAGE / target
+    if len(path) > 2 or (
+        len(path) == 2 and ((inner / f"{path[1]}.py").exists() or (inner / path[1]).is_dir())
+    ):
+        return f"enter {target} by its door"
+    if home in rooms() and level_of(target) <= level_of(home):
+        return f"{target} is not below {home}"
+    return None
+
+
+def import_faults() -> list[str]:
+    return [
+        f"src/argosy/{name} imports argosy.{'.'.join(path)}: {why}"
+        for name, tree in package_trees().items()
+        for path in imported(name, tree)
+        if (why := fault(name, path))
+    ]
+
+
+def test_the_map_names_the_rooms_that_exist():
+    assert set().union(*LAYERS) == rooms()
+    assert {path.stem for path in PACKAGE.glob("*.py")} <= ROOFS | CELLAR
+
+
+def test_imports_point_down_and_enter_by_doors():
+    assert import_faults() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("core/ids.py", ("process", "Restart")),
+        ("core/ids.py", ("process",)),
+        ("process/root.py", ("core", "errors", "ConfigError")),
+        ("process/root.py", ("core", "errors")),
+        ("process/root.py", ("_native", "punch_hole")),
+        ("process/root.py", ("Restart",)),
+        ("__init__.py", ("core", "errors", "ConfigError")),
+        ("_select.py", ("core", "ConfigError")),
+    ],
+)
+def test_a_wrong_import_is_seen(name: str, path: tuple[str, ...]):
+    assert fault(name, path)
+
+
+def test_relative_and_guarded_imports_are_seen():
+    source = """
+from ..core import errors
+if TYPE_CHECKING:
+    from .root import x
+def f():
+    import argosy.cli.run
+"""
+    assert list(imported("process/agent.py", ast.parse(source))) == [
+        ("core", "errors"),
+        ("process", "root", "x"),
+        ("cli", "run"),
+    ]
+
+
+def test_no_file_has_a_homeless_name():
+    words = {
+        name: HOMELESS_NAMES
+        & {word for part in Path(name).parts for word in re.split(r"[_\-.]", part.lower())}
+        for name in trees()
+    }
+    assert {name: found for name, found in words.items() if found} == {}
+
+
+def test_the_public_names_are_pinned_and_exist():
+    assert sorted(argosy.__all__) == sorted(PUBLIC_NAMES)
+    assert len(PUBLIC_NAMES) <= PUBLIC_NAMES_MAX
+    assert not set(PUBLIC_NAMES) & rooms()
+    assert [name for name in PUBLIC_NAMES if not hasattr(argosy, name)] == []
+
+
+def test_importing_argosy_imports_nothing_heavy():
+    program = (
+        "import sys; before = set(sys.modules); import argosy, json; "
+        f"print(json.dumps(sorted((set(sys.modules) - before) & set({HEAVY_MODULES!r}))))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == []
+
+
+def test_files_are_short_enough_to_read():
+    long = {
+        name: lines
+        for name, text in texts()
+        if name.endswith((".py", ".rs", ".pyi")) and (lines := text.count("\n")) > FILE_LINES_MAX
+    }
+    assert {name: lines for name, lines in long.items() if name not in LONG_FILES} == {}
+    assert set(LONG_FILES) <= set(long), "an exception that is no longer needed"
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name}:{node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Those that a caller passes: not `self`, and not what click or pytest fill in."""
+    decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+    if re.search(r"\b(click|command|option|argument|fixture)\b", decorators) or node.name.startswith("test_"):
+        return []
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def test_functions_fit_a_screen():
+    long = {
+        name: lines
+        for name, node in functions()
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS} == {}
+    assert set(LONG_FUNCTIONS) <= set(long), "an exception that is no longer needed"
+
+
+def test_functions_take_few_parameters():
+    many = {name: count for name, node in functions() if (count := len(parameters(node))) > PARAMETERS_MAX}
+    assert {name: count for name, count in many.items() if name not in MANY_PARAMETERS} == {}
+    assert set(MANY_PARAMETERS) <= set(many), "an exception that is no longer needed"
+
+
+def test_every_module_says_what_it_is_for():
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
+
+
+def depths() -> dict[str, tuple[int, bool]]:
+    """For each class of the package: how many classes of ours it stands on, and whether it is an error."""
+    classes = {
+        node.name: (
+            f"src/argosy/{name}:{node.name}",
+            [ast.unparse(b).split("[")[0].split(".")[-1] for b in node.bases],
+        )
+        for name, tree in package_trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def lineage(name: str) -> list[str]:
+        """The longest way up through our own classes."""
+        ours = [lineage(b) for b in classes[name][1] if b in classes and b != name]
+        return [name, *max(ours, key=len, default=[])]
+
+    return {
+        place: (len(lineage(name)) - 1, "ArgosyError" in lineage(name))
+        for name, (place, _) in classes.items()
+    }
+
+
+def test_classes_stand_on_few_others():
+    deep = {
+        place: depth
+        for place, (depth, is_error) in depths().items()
+        if depth > (ERROR_DEPTH_MAX if is_error else SUBCLASS_DEPTH_MAX)
+    }
+    assert {place: depth for place, depth in deep.items() if place not in DEEP_CLASSES} == {}
+    assert set(DEEP_CLASSES) <= set(deep), "an exception that is no longer needed"
+
+
+def found_in_texts(pattern: re.Pattern[str]) -> dict[str, list[str]]:
+    found = {name: [match[0] for match in pattern.finditer(text)] for name, text in texts()}
+    return {name: matches for name, matches in found.items() if matches}
+
+
+def test_what_is_left_to_do_has_a_number():
+    assert found_in_texts(UNNUMBERED) == {}
+
+
+def test_no_file_knows_the_machine_it_was_written_on():
+    found = found_in_texts(MACHINE_PATH)
+    assert {name: paths for name, paths in found.items() if name not in MACHINE_PATHS} == {}
+    assert set(MACHINE_PATHS) <= set(found), "an exception that is no longer needed"
+
+
+def test_every_exception_has_a_reason():
+    for listed in (LONG_FILES, LONG_FUNCTIONS, MANY_PARAMETERS, DEEP_CLASSES, MACHINE_PATHS):
+        assert [name for name, reason in listed.items() if len(reason.split()) < 3] == []

@@ -1,0 +1,113 @@
+"""Run a command whose files go to one directory in /tmp and one in /dev/shm; remove both when it ends.
+
+    python tools/sandbox.py COMMAND...
+
+The command's exit code is passed on, or 1 if it left processes behind: they are named and ended.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HOMES = [Path("/tmp"), Path("/dev/shm")]  # Short: the path of a socket has at most 108 bytes.
+LINGER_S = 5.0
+SWEEP_AFTER_S = 60.0
+
+
+def claim(path: Path) -> int | None:
+    """Lock a sandbox's directory until this process ends; None if another one holds it."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(directory)
+        return None
+    return directory
+
+
+def sweep() -> None:
+    """Remove what a killed sandbox of this user left behind."""
+    for path in [path for home in HOMES for path in home.glob("argosy-test-*")]:
+        status = path.lstat()
+        # A young one may be about to be locked.
+        if status.st_uid != os.getuid() or time.time() - status.st_mtime < SWEEP_AFTER_S:
+            continue
+        if (directory := claim(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(directory)
+
+
+def inhabitants(mark: str) -> dict[int, str]:
+    """Processes that carry the sandbox's mark in their environment."""
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (
+                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except OSError:
+            continue  # It ended meanwhile, or belongs to somebody else.
+    found.pop(os.getpid(), None)
+    return found
+
+
+def end_inhabitants(mark: str) -> bool:
+    """Wait a little for processes to end, end the others; whether there were any."""
+    deadline = time.monotonic() + LINGER_S
+    while (left := inhabitants(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid, command in left.items():
+        print(f"sandbox: left behind, ended now: pid {pid}: {command}", file=sys.stderr, flush=True)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return bool(left)
+
+
+def main() -> int:
+    sweep()
+    name = f"argosy-test-{os.getpid()}"
+    base, shared = (home / name for home in HOMES)
+    variables = {
+        "ARGOSY_SANDBOX": str(base),
+        "ARGOSY_RUNTIME_DIR": str(base / "run"),
+        "ARGOSY_SHM_DIR": str(shared),
+        "XDG_STATE_HOME": str(base / "state"),
+        "XDG_CACHE_HOME": str(base / "cache"),
+        "TMPDIR": str(base / "tmp"),
+        "ARGOSY_LINGER_S": "0",
+        "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} --basetemp={base}/t".strip(),
+    }
+    # Turned into an exception, so that the directories are removed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    command: subprocess.Popen[bytes] | None = None
+    left = False
+    try:
+        shared.mkdir(mode=0o700)
+        for path in [base, base / "run", base / "tmp"]:
+            path.mkdir(mode=0o700)
+        locks = [claim(base), claim(shared)]
+        assert None not in locks
+        command = subprocess.Popen(sys.argv[1:], env={**os.environ, **variables})
+        code = command.wait()
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        if command and command.poll() is None:
+            command.terminate()
+        left = end_inhabitants(f"ARGOSY_SANDBOX={base}")
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
+    return code if code > 0 else 128 - code if code < 0 else int(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
