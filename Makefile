@@ -27,6 +27,7 @@ help:
 	@echo "PYTHON=...        borrow an environment that has torch instead of downloading 2.7 GB"
 
 environment:
+	@command -v $(SCRIPTS) >/dev/null || { echo "$(SCRIPTS) is not found; Python 3.11 or later is needed: on Debian, apt-get install python3 python3-venv"; exit 1; }
 	@$(SCRIPTS) tools/environment.py $(PYTHON)
 
 demo: environment
@@ -52,7 +53,7 @@ test-system: environment
 	@echo "== make test-system: passed"
 
 bench: environment
-	@$(VENV) bench/run.py
+	@set -e; for name in launch failures researcher; do echo "== bench/$$name.py"; $(VENV) bench/$$name.py; done
 
 soak: environment
 	@$(PYTEST) -v -m soak

@@ -6,6 +6,8 @@ PYTHON names an interpreter whose environment has torch: `.venv` then borrows it
 missing, and nothing is installed into it. Without it torch is downloaded. Standard library only.
 """
 
+from __future__ import annotations  # An older Python must get as far as saying so.
+
 import hashlib
 import json
 import os
@@ -16,11 +18,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "argosy-stamp.json"
+TEMPORARY = ROOT / ".cache" / "tmp"
 SOURCES = ["pyproject.toml", "setup.py", "tools/environment.py", "native/Cargo.toml", "native/Cargo.lock"]
 OLDEST = (3, 11)
 HEARTBEAT_S = 8.0
@@ -46,11 +50,11 @@ def say(text: str) -> None:
     print(f"environment: {text}", flush=True)
 
 
-def stop(text: str) -> None:
+def stop(text: str) -> NoReturn:
     raise SystemExit(f"environment: {text}")
 
 
-def describe(python: str) -> dict | None:
+def describe(python: str) -> dict[str, Any] | None:
     """What `python` is and has, or None if it cannot be run."""
     try:
         run = subprocess.run([python, "-c", DESCRIBE], capture_output=True, text=True)
@@ -72,14 +76,14 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def read_stamp() -> dict:
+def read_stamp() -> dict[str, Any]:
     try:
         return json.loads(STAMP.read_text()) if PYTHON.exists() else {}
     except (OSError, ValueError):
         return {}
 
 
-def choose_base(asked: str) -> tuple[str, dict]:
+def choose_base(asked: str) -> tuple[str, dict[str, Any]]:
     """The interpreter that `.venv` is made from."""
     names = [asked] if asked else ["python3", "python3.13", "python3.12", "python3.11", "/usr/bin/python3"]
     seen: list[str] = []
@@ -97,14 +101,21 @@ def choose_base(asked: str) -> tuple[str, dict]:
         else:
             return os.path.abspath(path), facts
     stop("no usable Python\n  " + "\n  ".join(seen))
-    raise AssertionError
 
 
 def run_loudly(command: list[str], what: str) -> None:
     """Run a command with its output shown, and a line whenever it was silent for a while."""
     free = shutil.disk_usage(ROOT).free
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    TEMPORARY.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(TEMPORARY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -129,7 +140,7 @@ def run_loudly(command: list[str], what: str) -> None:
         stop(f"{what} failed; the lines above say why. Again: make demo, or make test")
 
 
-def make_venv(base: str, facts: dict, borrow: bool) -> None:
+def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
     """Create an empty `.venv`, which sees the packages of `base` if they are borrowed."""
     shutil.rmtree(VENV, ignore_errors=True)
     # A borrowed pip works in `.venv` too, and ensurepip would put an old setuptools before the borrowed one.
@@ -169,16 +180,14 @@ def link_tools(scripts: str) -> None:
             ours.symlink_to(theirs)
 
 
-def announce(base: str, facts: dict, borrow: bool) -> None:
+def announce(base: str, facts: dict[str, Any], borrow: bool) -> None:
     """Say what will be downloaded, before it is."""
     if borrow:
         say(f"torch {facts['torch']} is borrowed from {base}, which stays as it is")
         say("downloading at most 0.1 GB: what is missing there goes into .venv")
     else:
         on_linux = sys.platform == "linux" and os.uname().machine == "x86_64"
-        size = (
-            "about 2.9 GB (2.7 of it torch), 5.2 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
-        )
+        size = "about 2.9 GB (2.7 of it torch), 5.2 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
         say(f"downloading {size}, into .venv and pip's cache")
         say("with an environment that has torch: make demo PYTHON=/path/to/its/bin/python")
         free = shutil.disk_usage(ROOT).free / 1e9
@@ -200,6 +209,8 @@ def main() -> None:
     if same_base and stamp["fingerprint"] == print_now and describe(str(PYTHON)):
         return
     base, facts = choose_base(asked)
+    if sys.version_info < OLDEST:
+        os.execv(base, [base, __file__, *sys.argv[1:]])
     borrow = bool(asked)
     say(f"making .venv from {base} (Python {'.'.join(map(str, facts['version']))})")
     announce(base, facts, borrow)

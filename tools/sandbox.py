@@ -48,9 +48,7 @@ def inhabitants(mark: str) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
-                found[int(path.name)] = (
-                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue  # It ended meanwhile, or belongs to somebody else.
     found.pop(os.getpid(), None)
@@ -101,6 +99,8 @@ def main() -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # Whoever is impatient must not keep the files.
         if command and command.poll() is None:
             command.terminate()
         left = end_inhabitants(f"ARGOSY_SANDBOX={base}")

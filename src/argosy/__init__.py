@@ -3,12 +3,16 @@
 Importing this package only defines names; each is resolved when first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from argosy._lazy import lazy
+
 if TYPE_CHECKING:
-    from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
-    from argosy.process import Restart
+    from argosy.core import ArgosyError as ArgosyError
+    from argosy.core import ConfigError as ConfigError
+    from argosy.core import DeadlinePassed as DeadlinePassed
+    from argosy.core import PeerLost as PeerLost
+    from argosy.process import Restart as Restart
 
 __version__ = "0.1.0"
 
@@ -20,15 +24,4 @@ _HOMES = {
     "Restart": "argosy.process",
 }
 
-__all__ = ["ArgosyError", "ConfigError", "DeadlinePassed", "PeerLost", "Restart", "__version__"]
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'argosy' has no attribute {name!r}")
-    return getattr(import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

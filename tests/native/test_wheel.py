@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_TOOLS = "/nonexistent"
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-needs_cargo = pytest.mark.skipif(
-    shutil.which("cargo") is None, reason="cargo is not on PATH (https://rustup.rs)"
-)
+needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not on PATH (https://rustup.rs)")
 
 
 @pytest.fixture

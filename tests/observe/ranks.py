@@ -1,34 +1,53 @@
 """Run a script as several ranks of a Gloo group, each with its own progress page.
 
-In fresh interpreters, as user scripts run, so that no hook leaks into the process of the tests.
+One fresh interpreter imports torch, installs the hooks and forks the ranks, as a warm launcher does; so no
+hook leaks into the process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist`, `form()`.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from argosy.observe import Page, Progress
 
-HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 
-PRELUDE = """
-import os, sys, time
-from argosy.observe import Page, install_when_imported
-rank, size, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-page = Page.create(f"{directory}/page{rank}")
-install_when_imported(page)
+_PARENT = """
+import os, pathlib, sys, time
 import torch, torch.distributed as dist
+from argosy.observe import Page, attach, install
 torch.set_num_threads(1)
+directory, size = sys.argv[1], int(sys.argv[2])
+install()
+
 def form():
-    dist.init_process_group("gloo", store=dist.FileStore(directory + "/store", size), rank=rank, world_size=size)
+    store = dist.FileStore(directory + "/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+children = []
+for rank in range(size):
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+        continue
+    page = Page.create(f"{directory}/page{rank}")
+    attach(page)
+    out = os.open(f"{directory}/out{rank}", os.O_CREAT | os.O_WRONLY, 0o600)
+    os.dup2(out, 1), os.dup2(out, 2)
+    exec(compile(pathlib.Path(directory, "script.py").read_text(), "script.py", "exec"))
+    sys.stdout.flush()
+    os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children))
 """
 
 
 def environment() -> dict[str, str]:
+    """The environment of a child in which every warning is an error and Gloo keeps to loopback."""
     return os.environ | {
         "PYTHONPATH": str(SOURCE),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -37,23 +56,23 @@ def environment() -> dict[str, str]:
     }
 
 
-class Ranks:
-    """`size` interpreters that run `body` after the prelude; killed at the end of the block."""
+def run_script(text: str, *args: str) -> str:
+    """Run a script in a fresh interpreter and return what it printed; it must end well."""
+    command = [sys.executable, "-c", text, *args]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
 
-    def __init__(self, directory: Path, size: int, body: str) -> None:
+
+class Ranks:
+    """`size` forked ranks that run `script`; none is left at the end of the block."""
+
+    def __init__(self, directory: Path, size: int, script: str) -> None:
         self.directory, self.size = directory, size
-        script = directory / "script.py"
-        script.write_text(PRELUDE + body)
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(script), str(rank), str(size), str(directory)],
-                env=environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(size)
-        ]
+        (directory / "script.py").write_text(script)
+        command = [sys.executable, "-c", _PARENT, str(directory), str(size)]
+        self.parent = subprocess.Popen(command, env=environment(), start_new_session=True)
 
     def pages(self) -> dict[int, Progress]:
         """Return what the pages say now, of the ranks that have one."""
@@ -65,30 +84,28 @@ class Ranks:
                 found[rank] = progress
         return found
 
-    def until(self, fact: Callable[[dict[int, Progress]], bool], seconds: float = 60) -> dict[int, Progress]:
-        """Return the pages once `fact` holds for them."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def until(self, fact: Callable[[dict[int, Progress]], bool]) -> dict[int, Progress]:
+        """Return the pages once all ranks have one and `fact` holds for them."""
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and self.parent.poll() is None:
             pages = self.pages()
-            if fact(pages):
+            if len(pages) == self.size and fact(pages):
                 return pages
             time.sleep(0.05)
-        for process in self.processes:
-            process.kill()
-        outputs = [process.communicate()[0] for process in self.processes]
-        raise AssertionError(f"never held: {self.pages()}; {outputs}")
+        raise AssertionError(f"never held: {self.pages()}; {self._outputs()}")
 
-    def outputs(self, seconds: float = 100) -> list[str]:
-        """Return what each rank printed; all must end well."""
-        outputs = [process.communicate(timeout=seconds)[0] for process in self.processes]
-        assert [process.returncode for process in self.processes] == [0] * self.size, outputs
-        return outputs
+    def outputs(self) -> list[str]:
+        """Wait for the end and return what each rank printed; all must end well."""
+        assert self.parent.wait(timeout=100) == 0, self._outputs()
+        return self._outputs()
+
+    def _outputs(self) -> list[str]:
+        return [path.read_text() for path in sorted(self.directory.glob("out*"))]
 
     def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(self.parent.pid, signal.SIGKILL)
+        self.parent.wait()

@@ -185,3 +185,39 @@ def test_the_fingerprint_follows_the_site_directory_alone(tmp_path: Path, site: 
     assert installed != before
     write(site, {"links.pth": str(tmp_path / "project")})
     assert fingerprint(path) != installed
+
+
+def test_what_the_script_sets_before_its_imports_is_named(tmp_path: Path, site: Path) -> None:
+    text = """
+import os, sys
+os.environ["OMP_NUM_THREADS"] = "4"
+os.environ.setdefault("HOME_OF", "x")
+if sys.argv:
+    os.environ["MAYBE"] = "1"
+os.environ["COMPUTED"] = str(3)
+import plain
+os.environ["LATE"] = "1"
+import helper
+os.environ["AFTER"] = "1"
+def f():
+    os.environ["INNER"] = "1"
+"""
+    found = scan_tree(tmp_path, site, {"train.py": text, "helper.py": "import os\nos.environ['OTHER'] = '1'"})
+    assert found == [
+        "$COMPUTED",
+        "$HOME_OF?=x",
+        "$LATE",
+        "$MAYBE",
+        "$OMP_NUM_THREADS=4",
+        "$OTHER",
+        "os",
+        "plain",
+        "sys",
+    ]
+
+
+def test_nothing_is_preloaded_if_libraries_would_read_an_unknown_value(tmp_path: Path, site: Path) -> None:
+    text = "import os, sys\nos.environ['OMP_NUM_THREADS'] = sys.argv[1]\nimport torch"
+    assert scan_tree(tmp_path, site, {"train.py": text}) == []
+    text = "import os, torch\nos.environ['OMP_NUM_THREADS'] = '1'"
+    assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, "os"]

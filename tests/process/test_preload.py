@@ -1,5 +1,6 @@
 """Facts about which imports a zygote keeps, passes over or is spoiled by."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 import argosy
 from argosy.process.imports import TORCH
-from argosy.process.preload import PRELOAD_ENV, Preloaded, without
+from argosy.process.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
 
 PROGRAM = """
 import dataclasses, json, os, sys
@@ -148,3 +149,25 @@ def test_torch_that_spoils_is_said_and_not_tried_again() -> None:
     done = Preloaded((), {}, (("torch._dynamo", "starts a thread (x)"),), {}, {}, has_torch=True)
     assert done.torch_spoiled == "starts a thread (x)"
     assert done.left(["torch", "torch._dynamo", "json"]) == ["torch", "json"]
+
+
+def test_variables_that_the_script_sets_count_at_import_and_not_after(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("import os\nassert os.environ['HOME_OF'] == 'x'\nos.environ.get('LATE')")
+    done = run(tmp_path, "$HOME_OF=x", "$DEFAULT?=y", "json", "reads", DEFAULT="z")
+    assert done["loaded"] == ["json", "reads"]
+    assert done["environ"] == {}
+    done = run(tmp_path, "$HOME_OF=x", "$LATE", "json", "reads")
+    assert done["spoiled"] == [["reads", "reads reads LATE"]]
+
+
+def test_an_edited_file_of_a_loaded_module_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "edited_while_warm.py"
+    module.write_text("x = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("edited_while_warm")
+    files = loaded_files()
+    assert edited(files) == []
+    os.utime(module, ns=(0, 1))
+    assert edited(files) == [str(module)]
+    module.unlink()
+    assert edited(files) == [str(module)]

@@ -2,7 +2,7 @@
 
 from argosy.core.errors import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.core.ids import RankId, format_ranks, parse_ranks
-from argosy.core.status import WaitStatus
+from argosy.core.status import WaitStatus, signal_name
 
 __all__ = [
     "ArgosyError",
@@ -13,4 +13,5 @@ __all__ = [
     "WaitStatus",
     "format_ranks",
     "parse_ranks",
+    "signal_name",
 ]

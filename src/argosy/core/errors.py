@@ -1,9 +1,9 @@
 """Errors, one class per thing that the caller can do next.
 
-    ArgosyError
-      ConfigError      a person edits what was asked for
-      PeerLost         retry with the replacement, or without the peer
-      DeadlinePassed   retry later, or look at who is slow
+ArgosyError
+  ConfigError      a person edits what was asked for
+  PeerLost         retry with the replacement, or without the peer
+  DeadlinePassed   retry later, or look at who is slow
 """
 
 

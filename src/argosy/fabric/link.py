@@ -146,7 +146,11 @@ class Link(Generic[Message]):
     def close(self) -> None:
         """Close the socket and every descriptor that was not handed over."""
         self._sock.close()
-        for fds in [[*self._received_fds], *(fds for _, fds in self._unsent), *(fds for _, fds in self._ready)]:
+        for fds in [
+            [*self._received_fds],
+            *(fds for _, fds in self._unsent),
+            *(fds for _, fds in self._ready),
+        ]:
             for fd in fds:
                 os.close(fd)
         self._received_fds.clear()

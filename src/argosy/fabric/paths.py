@@ -32,14 +32,18 @@ def runtime_dir() -> Path:
     allocation = os.environ.get("SLURM_JOB_ID", "local")
     path = Path(given) if given else Path(f"/tmp/argosy-{os.getuid()}") / f"{allocation}-{build_id()}"
     if len(os.fsencode(path / "zygote-0123456789abcdef.sock")) > SOCKET_PATH_MAX:
-        raise ConfigError(f"the runtime directory's path is too long for a socket: {path}",
-                          hint="set ARGOSY_RUNTIME_DIR to a shorter path on a local disk")
+        raise ConfigError(
+            f"the runtime directory's path is too long for a socket: {path}",
+            hint="set ARGOSY_RUNTIME_DIR to a shorter path on a local disk",
+        )
     for directory in [path] if given else [path.parent, path]:
         directory.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise ConfigError(f"the runtime directory is not yours: {directory}",
-                              hint="remove it, or set ARGOSY_RUNTIME_DIR")
+            raise ConfigError(
+                f"the runtime directory is not yours: {directory}",
+                hint="remove it, or set ARGOSY_RUNTIME_DIR",
+            )
         if status.st_mode & 0o077:
             directory.chmod(0o700)
     return path
@@ -48,8 +52,8 @@ def runtime_dir() -> Path:
 def shared_memory_dir(runtime: Path) -> Path:
     """The directory of this runtime's shared-memory files, made if missing."""
     digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
-    path = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
-    path.mkdir(mode=0o700, exist_ok=True)
+    path = Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")) / f"argosy-{os.getuid()}-{digest}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
         raise ConfigError(f"the shared-memory directory is not yours: {path}")
     return path

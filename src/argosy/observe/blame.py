@@ -107,9 +107,7 @@ def _mismatched(name: str, seen: dict[int, GroupProgress]) -> Absence | None:
         return None
     most, *_, fewest = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks))
     witness, odd = seen[most[0]], seen[fewest[0]]
-    return Absence(
-        name, witness.op, witness.issued, witness.site, tuple(most), tuple(fewest), odd.op, odd.site
-    )
+    return Absence(name, witness.op, witness.issued, witness.site, tuple(most), tuple(fewest), odd.op, odd.site)
 
 
 def _ranks(ranks: tuple[int, ...] | list[int]) -> str:

@@ -1,18 +1,17 @@
 """Hooks on torch.distributed that count every collective of a rank on its progress page.
 
-Two layers, because neither sees all. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees what
-C++ issues too: DDP's reducer, functional and compiled collectives; but not tensors made in inference mode. The
-methods of ProcessGroup see every call from Python, and the Work that it returns; they tell the dispatcher hook
-not to count again. A wait inside C++ (DDP's reducer, functional collectives) is not seen.
+Two layers, because neither sees all. The methods of ProcessGroup see every call from Python (FSDP2's too) and
+the Work that it returns. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees what C++ issues:
+DDP's reducer, functional and compiled collectives; it is ten times dearer, so that the methods switch it off for
+their own calls. A wait inside C++ (DDP's reducer, functional collectives) is not seen.
 
 C1  A hook that fails is as if it were not there: the operator runs, its errors are its own.
 C2  The original is called through the dispatcher, which lets go of the GIL. (Calling a kernel taken from the
     operator keeps the GIL inside C++ and deadlocks DDP on Gloo.)
 """
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -74,11 +73,6 @@ _METHODS = {
 }
 
 
-class _Here(threading.local):
-    counted = False
-    """The operator that this thread is about to dispatch was counted by a method of ProcessGroup."""
-
-
 class Collectives:
     """Counts the collectives of this process on `page`, which may be exchanged at any time."""
 
@@ -87,7 +81,7 @@ class Collectives:
         self._groups: dict[int, int] = {}
         self._works: dict[int, int] = {}
         self._last = 0
-        self._here = _Here()
+        self._below: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._library: Any = None
         self.backward_site = b""
         """Where the last backward pass began: the site of what autograd's own threads issue."""
@@ -97,11 +91,11 @@ class Collectives:
 
     def install(self, torch: Any, c10d: Any) -> None:
         """Patch torch; what this version of torch does not have is left out."""
+        with suppress(Exception):
+            self._patch_operators(torch, c10d)
         for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
             with suppress(Exception):
                 patch(c10d)
-        with suppress(Exception):
-            self._patch_operators(torch, c10d)
 
     # -- counting ----------------------------------------------------------------------------------
 
@@ -123,8 +117,8 @@ class Collectives:
         return self._add(group, group.size(), group.rank(), ranks)
 
     def _add(self, group: Any, size: int, rank: int, ranks: list[int] | None) -> int:
-        # By id, not by object: a reference of ours would keep a destroyed group's threads alive. A new group at
-        # the same address passes `_patch_formation` first.
+        # By id, not by object: a reference of ours would keep a destroyed group's threads alive. A new group
+        # at the same address passes `_patch_formation` first.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
         return index
@@ -152,20 +146,17 @@ class Collectives:
                 setattr(c10d.ProcessGroup, name, self._method(original, op))
 
     def _method(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
-        raw, p2p, here = op.encode(), op in P2P_OPS, self._here
+        raw, p2p, below = op.encode(), op in P2P_OPS, self._below
 
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             index = -1
             try:  # noqa: SIM105 (suppress costs 0.3 us)
                 index = self._count(group, raw, p2p)
-                here.counted = True
             except Exception:
                 pass
-            try:
+            with below():
                 work = original(group, *args, **kwargs)
-            finally:
-                here.counted = False
             if index >= 0:
                 if len(self._works) >= _WORKS_MAX:  # nobody waits for them
                     self._works.clear()
@@ -191,27 +182,26 @@ class Collectives:
     def _patch_operators(self, torch: Any, c10d: Any) -> None:
         key = getattr(torch._C.DispatchKey, _DISPATCH_KEY)
         below = partial(torch._C._ExcludeDispatchKeyGuard, torch._C.DispatchKeySet(key))
+        with below():  # else this torch has no such guard, and the operators stay as they are
+            self._below = below
         library = torch.library.Library("c10d", "IMPL")
         for name, op in _NAMES.items():
             with suppress(Exception):
                 overload = getattr(torch.ops.c10d, name).default
-                hook = self._operator(overload, op, below, c10d.ProcessGroup.unbox)
+                hook = self._operator(overload, op, c10d.ProcessGroup.unbox)
                 library.impl(name, hook, _DISPATCH_KEY)
         self._library = library  # the registrations end with it
 
-    def _operator(self, overload: Any, op: str, guard: Callable[[], Any], unbox: Any) -> Callable[..., Any]:
+    def _operator(self, overload: Any, op: str, unbox: Any) -> Callable[..., Any]:
         position = [argument.name for argument in overload._schema.arguments].index("process_group")
-        raw, p2p, here = op.encode(), op in P2P_OPS, self._here
+        raw, p2p, below = op.encode(), op in P2P_OPS, self._below
 
         def operator(*args: Any, **kwargs: Any) -> Any:
-            if here.counted:
-                here.counted = False
-            else:
-                try:  # noqa: SIM105 (suppress costs 0.3 us)
-                    self._count(unbox(args[position]), raw, p2p)
-                except Exception:
-                    pass
-            with guard():
+            try:  # noqa: SIM105 (suppress costs 0.3 us)
+                self._count(unbox(args[position]), raw, p2p)
+            except Exception:
+                pass
+            with below():
                 return overload(*args, **kwargs)
 
         return operator

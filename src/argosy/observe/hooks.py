@@ -3,8 +3,8 @@
 Every patch fails open: what cannot be installed is left out, and a hook that fails never reaches user code.
 Nothing here imports torch: `install` patches a torch that is there, `install_when_imported` waits for it.
 
-H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds. A
-    compiled optimizer step is therefore not counted.
+H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds.
+    A compiled optimizer step is therefore not counted.
 H2  No result changes: the hooks touch no tensor.
 """
 
@@ -21,6 +21,11 @@ from argosy.observe.sites import call_site
 
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data.dataloader"
+
+# Plain integers: an enum member costs 0.2 us more to store.
+_NOTHING, _FORWARD, _BACKWARD, _DATA = (
+    int(doing) for doing in (Doing.NOTHING, Doing.FORWARD, Doing.BACKWARD, Doing.DATA)
+)
 
 
 class _Hooks:
@@ -68,12 +73,12 @@ class _Hooks:
             if compiling() or inside:
                 return original(self_, *args, **kwargs)
             inside = True
-            self.page.enter(Doing.FORWARD)
+            self.page.enter(_FORWARD)
             try:
                 return original(self_, *args, **kwargs)
             finally:
                 inside = False
-                self.page.enter(Doing.NOTHING)
+                self.page.enter(_NOTHING)
 
         module.Module.__call__ = __call__
 
@@ -84,12 +89,12 @@ class _Hooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if compiling():
                 return original(*args, **kwargs)
-            self.page.enter(Doing.BACKWARD)
+            self.page.enter(_BACKWARD)
             self.collectives.backward_site = call_site()
             try:
                 return original(*args, **kwargs)
             finally:
-                self.page.enter(Doing.NOTHING)
+                self.page.enter(_NOTHING)
 
         module.backward = backward
 
@@ -99,11 +104,11 @@ class _Hooks:
 
         @wraps(original)
         def __next__(self_: Any) -> Any:
-            self.page.enter(Doing.DATA)
+            self.page.enter(_DATA)
             try:
                 return original(self_)
             finally:
-                self.page.enter(Doing.NOTHING)
+                self.page.enter(_NOTHING)
 
         iterator.__next__ = __next__
 

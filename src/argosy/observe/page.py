@@ -18,7 +18,8 @@ with zeros.
 Times are CLOCK_MONOTONIC nanoseconds (`time.monotonic_ns`), comparable among the processes of one host only.
 
 P1  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
-P2  A reader never raises on garbage and never waits for the writer: a torn slot is retried, then taken as is.
+P2  A reader never raises on garbage and hardly waits for the writer, which may be stopped inside a write: a
+    torn slot is retried for 2 ms, then taken as it is and marked.
 P3  A forked child (a DataLoader worker) writes into the void, not into its parent's page.
 """
 
@@ -46,7 +47,9 @@ _SLOT = struct.Struct("<QQQQQIIII24s16s24s")  # sequence first
 _TEXT = struct.Struct("<16s24s")
 _NAME_BYTES, _SITE_BYTES = 24, 24
 _WAITING_AT, _TEXT_AT = 32, 80
-_READ_TRIES = 64
+_READ_TRIES = 24
+_READ_EAGER = 16
+_READ_PAUSE_S = 0.0002
 
 assert _SLOT.size == 120
 assert _FIRST_SLOT + GROUPS_MAX * _SLOT.size == PAGE_SIZE
@@ -95,6 +98,8 @@ class GroupProgress(msgspec.Struct, frozen=True):
     group_rank: int = 0
     first: int = 0
     stride: int = 0
+    torn: bool = False
+    """Read while it was being written: the parts may not belong together."""
 
     @property
     def waiting(self) -> bool:
@@ -234,9 +239,7 @@ class Page:
             if index is None:
                 index = len(self._slots) if len(self._slots) < GROUPS_MAX else self._give_away()
                 self._slots[name] = index
-            self._write(
-                index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:]
-            )
+            self._write(index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:])
             self._words[_FLAGS] |= Flag.PROCESS_GROUP
         return index
 
@@ -291,16 +294,20 @@ class Page:
 
     def _read_slot(self, at: int) -> GroupProgress | None:
         body = b""
-        for _ in range(_READ_TRIES):
+        torn = True
+        for attempt in range(_READ_TRIES):
+            if attempt >= _READ_EAGER:
+                time.sleep(_READ_PAUSE_S)  # the writer lost its core inside a write
             before = self._words[at >> 3]
             body = bytes(self._view[at : at + 120])
             if not before & 1 and self._words[at >> 3] == before:
+                torn = False
                 break
         _, issued, p2p, when, since, size, first, stride, rank, name, op, site = _SLOT.unpack(body)
         if not size:
             return None
         return GroupProgress(
-            _text(name), size, issued, p2p, when, since, _text(op), _text(site), rank, first, stride
+            _text(name), size, issued, p2p, when, since, _text(op), _text(site), rank, first, stride, torn
         )
 
 

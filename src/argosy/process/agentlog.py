@@ -38,13 +38,20 @@ class Has(msgspec.Struct, frozen=True, tag=True):
     child: Child
 
 
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A run's store has this port."""
+
+    run: str
+    port: int
+
+
 class Over(msgspec.Struct, frozen=True, tag=True):
     """A run is over; nothing about it need be remembered."""
 
     run: str
 
 
-Entry = Launched | Fed | Has | Over
+Entry = Launched | Fed | Has | Opened | Over
 _decoder: "msgspec.msgpack.Decoder[Entry]" = msgspec.msgpack.Decoder(Entry)
 
 
@@ -55,6 +62,7 @@ class Remembered:
         launch = launched.launch
         self.launched = launched
         self.children: dict[RankId, Child] = {}
+        self.port = 0
         self.state = root.new_run(launched.number, launch.dims, launch.restart, launch.grace_s, launch.size)
 
 
@@ -93,6 +101,8 @@ def recall(runtime: Path) -> dict[str, Remembered]:
                 runs[run].state, _ = root.react(runs[run].state, event, at)
             case Has(run, child) if run in runs:
                 runs[run].children[child.rank] = child
+            case Opened(run, port) if run in runs:
+                runs[run].port = port
             case Over(run):
                 runs.pop(run, None)
             case _:

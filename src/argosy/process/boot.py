@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import setproctitle
 
-from argosy.observe import Flag, Page, Phase, attach_hooks
+from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.child import settle
 from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
@@ -42,14 +42,16 @@ def run_rank(runtime: Path, run: str, launch: Launch, spec: RankSpec, fds: Seque
             page.set_flag(Flag.STACKS)
     _reseed()
     _set_threads(variables)
-    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join(launch.argv)}")
+    setproctitle.setproctitle(
+        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
+    )
     try:
         os.chdir(launch.cwd)
     except OSError as error:
         print(f"argosy: cannot enter the working directory: {error.strerror}: {launch.cwd}", file=sys.stderr)
         return 1
     if page is not None:
-        attach_hooks(page)
+        install_when_imported(page)
         page.set_phase(Phase.USER)
     code = _run_user_code(launch)
     if page is not None:
@@ -61,7 +63,12 @@ def _run_user_code(launch: Launch) -> int:
     """Run the script or module as `__main__`; negative is the signal that the interpreter would die of."""
     importlib.invalidate_caches()  # Files may have come since the zygote looked.
     sys.argv = [launch.target, *launch.args]
-    sys.orig_argv = [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *launch.args]
+    sys.orig_argv = [
+        *launch.python,
+        *(["-m"] if launch.kind == "module" else []),
+        launch.target,
+        *launch.args,
+    ]
     if launch.kind == "module":
         sys.path[0] = launch.cwd
         sys.argv[0] = "-m"
@@ -143,8 +150,8 @@ def _end(code: int, known: set[str]) -> int:
     cast(Any, atexit)._run_exitfuncs()
     _flush()
     for name in [name for name in sys.modules if name not in known]:
-        module = sys.modules.pop(name)
-        if isinstance(module, types.ModuleType):
+        module: object = sys.modules.pop(name)
+        if isinstance(module, types.ModuleType):  # Anything may stand in sys.modules.
             _clear(module)
     main = sys.modules.get("__main__")
     if main is not None:

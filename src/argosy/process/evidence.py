@@ -82,7 +82,7 @@ def last_lines(text: str, count: int) -> list[str]:
 
 
 _START = re.compile(r"^(?P<margin>\s*\+ )?(?:Exception Group )?Traceback \(most recent call last\):\s*$")
-_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch's excepthook puts it before each line
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _LINKS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -95,7 +95,7 @@ _MESSAGE_LINES_MAX = 40
 
 def last_traceback(text: str) -> str:
     """The last traceback of a log, whole: its causes, its group, its notes; or the last syntax error."""
-    lines = [line.rstrip("\r") for line in _PREFIX.sub("", text).split("\n")]
+    lines = [line.rstrip("\r") for line in without_prefix(text).split("\n")]
     starts = [number for number, line in enumerate(lines) if _START.match(line)]
     if not starts:
         return _last_syntax_error(lines)
@@ -107,6 +107,11 @@ def last_traceback(text: str) -> str:
             break
         first = earlier
     return "\n".join(lines[first : _end(lines, last)]).rstrip()
+
+
+def without_prefix(text: str) -> str:
+    """The text without `[rank3]: `, which torch's excepthook puts before each line."""
+    return _PREFIX.sub("", text)
 
 
 def exception_line(traceback: str) -> str:

@@ -1,5 +1,7 @@
 """The record of exits of a host: appended by whoever reaps, before anybody is told."""
 
+import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -44,5 +46,6 @@ def read_exits(runtime: Path) -> list[ExitRecord]:
 
 
 def forget_exits(runtime: Path) -> None:
-    """Start a new record; only while no child is alive."""
-    _path(runtime).unlink(missing_ok=True)
+    """Start a new record; only while no child is alive. Its writers keep the file open: it is emptied, not removed."""
+    with contextlib.suppress(OSError):
+        os.truncate(_path(runtime), 0)

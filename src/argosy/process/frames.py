@@ -32,9 +32,7 @@ class Frame(msgspec.Struct, frozen=True):
         return bool(self.line) and not (_LIBRARY.search(self.file) or self.file.startswith(_OURS))
 
     def __str__(self) -> str:
-        return (
-            f"{self.file}:{self.line} in {self.function}" if self.line else f"{self.function} ({self.file})"
-        )
+        return f"{self.file}:{self.line} in {self.function}" if self.line else f"{self.function} ({self.file})"
 
 
 class Thread(msgspec.Struct, frozen=True):

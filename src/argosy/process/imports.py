@@ -4,14 +4,14 @@ Reads source, imports nothing: a client calls it at every launch.
 
 I1  A module of the user's tree is followed and never an entry: an edited file must be seen.
 I2  Equal trees give equal lists: torch and its companions first, the rest sorted.
-I3  What cannot be read, parsed or found is passed over; the rank itself will report it.
+I3  A package sees the environment at import that the script would have given it.
+I4  What cannot be read, parsed or found is passed over; the rank itself will report it.
 """
 
-import ast
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from argosy.process.finder import Finder, Found, is_site
+from argosy.process.source import Source, Statement, read_source, top, variable
 
 # The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
 TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.profiler")
@@ -26,24 +27,13 @@ FILES_MAX = 2_000
 BYTES_MAX = 16 << 20
 FILE_BYTES_MAX = 2 << 20
 
+# Read by torch's and numpy's libraries in C while they are loaded, where no record can see it.
+_NATIVE = re.compile(
+    r"\$(OMP|GOMP|GOTO|KMP|OPENBLAS|MKL|MKLDNN|DNNL|ONEDNN|NPY|TRITON|KINETO|NVRTC)_"
+    r"|\$(PYTORCH_|TORCH_(CPP|SHOW_CPP|BLAS|LINALG|ALLOW|SYMMMEM|DISTRIBUTED_DEBUG))"
+)
 _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
-
-
-class Statement(NamedTuple):
-    """One import statement; `names` is empty for `import module`."""
-
-    module: str
-    names: tuple[str, ...]
-    level: int
-    main_only: bool
-
-
-class Source(NamedTuple):
-    """What one file imports when it is itself imported, and whether it names torch in any place."""
-
-    statements: tuple[Statement, ...]
-    torch: bool
 
 
 class Read(NamedTuple):
@@ -54,63 +44,11 @@ class Read(NamedTuple):
     source: Source | None
 
 
-def read_source(text: bytes) -> Source:
-    """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
-    tree = ast.parse(text)
-    statements = tuple(_statements(tree.body, main_only=False))
-    return Source(statements, b"torch" in text and any(_is_torch(node) for node in ast.walk(tree)))
-
-
 def _parse(text: bytes) -> Source | None:
     try:
         return read_source(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _statements(body: Sequence[ast.stmt], main_only: bool) -> Iterator[Statement]:
-    """Yield what runs when the module is imported: not functions, type checking or `except` branches."""
-    for node in body:
-        match node:
-            case ast.Import(names=names):
-                for alias in names:
-                    yield Statement(alias.name, (), 0, main_only)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                yield Statement(module or "", tuple(alias.name for alias in names), level, main_only)
-            case ast.If(test=test, body=inner, orelse=orelse):
-                if not _names(test, "TYPE_CHECKING"):
-                    yield from _statements(inner, main_only or _names(test, "__name__"))
-                yield from _statements(orelse, main_only)
-            case ast.Try() | ast.TryStar():
-                yield from _statements([*node.body, *node.orelse, *node.finalbody], main_only)
-            case ast.With(body=inner) | ast.ClassDef(body=inner):
-                yield from _statements(inner, main_only)
-            case _:
-                pass
-
-
-def _names(test: ast.expr, name: str) -> bool:
-    """Tell whether a condition mentions a name, also as `module.name`."""
-    return any(name in (getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(test))
-
-
-def _is_torch(node: ast.AST) -> bool:
-    match node:
-        case ast.Import(names=names):
-            return any(_top(alias.name) == "torch" for alias in names)
-        case ast.ImportFrom(module=str(module), level=0):
-            return _top(module) == "torch"
-        case ast.Call(
-            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(name)), *_],
-        ):
-            return _top(name) == "torch"
-        case _:
-            return False
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
 
 
 class _Scan:
@@ -121,7 +59,9 @@ class _Scan:
         self.known = known
         self.read: dict[str, Read] = {}
         self.entries: set[str] = set()
+        self.settings: dict[str, str] = {}
         self.torch = False
+        self._has_begun = False
         self._todo: deque[tuple[str, str, bool]] = deque()
         self._queued: set[str] = set()
         self._bytes = 0
@@ -152,8 +92,15 @@ class _Scan:
             if source is None:
                 continue
             self.torch = self.torch or source.torch
-            for statement in source.statements:
-                if is_main or not statement.main_only:
+            statements = list(source.statements)
+            while is_main and statements and statements[-1].module.startswith("$"):
+                statements.pop()  # Nothing is imported after it.
+            for statement in statements:
+                if statement.main_only and not is_main:
+                    continue
+                if statement.module.startswith("$"):
+                    self._set(statement.module, is_main)
+                else:
                     self._meet(statement, package)
 
     def _read(self, file: str) -> Source | None:
@@ -170,6 +117,12 @@ class _Scan:
             return None
         self.read[file] = known
         return known.source
+
+    def _set(self, setting: str, is_main: bool) -> None:
+        """Take a setting as it is only if nothing but the standard library can have been imported before."""
+        name = variable(setting)
+        is_certain = is_main and not self._has_begun and self.settings.get(name, setting) == setting
+        self.settings[name] = setting if is_certain else name
 
     def _meet(self, statement: Statement, package: str) -> None:
         module = statement.module
@@ -200,6 +153,7 @@ class _Scan:
             found = self.finder.find(".".join(parts[:end]))
             if found is None:
                 return None
+            self._has_begun = self._has_begun or found.kind != "stdlib"
             if found.kind != "user" or parts[0] == "torch":
                 self.entries.add(found.name)
             elif found.file:
@@ -225,7 +179,8 @@ def scan(
 
     `path` is the interpreter's `sys.path`; the script's directory, or the working directory for a
     module, is searched before it. An entry is `package.module`, or `package.module:name` where a
-    package loads names when they are asked for. Parsed files are remembered in the directory `cache`.
+    package loads names when they are asked for; `$NAME…` is a variable that the script sets itself (see
+    `Statement`). Parsed files are remembered in the directory `cache`.
     """
     own = os.getcwd() if module else os.path.dirname(os.path.realpath(entry))
     name = blake2b(f"{own}\0{entry}".encode(), digest_size=16).hexdigest()
@@ -238,10 +193,11 @@ def scan(
     walk.run()
     if memory and walk.read != walk.known:
         _remember(memory, walk.read)
-    has_torch = walk.torch or _needs_torch(walk.finder, {_top(entry) for entry in walk.entries})
-    if not has_torch or walk.finder.find("torch") is None:
-        return sorted(walk.entries)
-    return [*TORCH, *sorted(walk.entries.difference(TORCH))]
+    if any(_NATIVE.match(setting) and setting == name for name, setting in walk.settings.items()):
+        return []
+    has_torch = walk.torch or _needs_torch(walk.finder, {top(entry) for entry in walk.entries})
+    first = TORCH if has_torch and walk.finder.find("torch") is not None else ()
+    return [*sorted(walk.settings.values()), *first, *sorted(walk.entries.difference(first))]
 
 
 def _recall(memory: str) -> dict[str, Read]:

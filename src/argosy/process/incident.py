@@ -6,6 +6,7 @@ No environment, no argument of a process is ever part of it: either may hold sec
 
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from argosy.core import RankId, WaitStatus
-from argosy.process.evidence import exception_line, last_lines, last_traceback
+from argosy.process.evidence import exception_line, last_lines, last_traceback, without_prefix
 from argosy.process.frames import Frame, Stack, group_stacks, stacks_text
 
 TAIL_LINES = 20
@@ -149,7 +150,7 @@ def crash_incident(
 ) -> Incident:
     """Put together what a crash left: the first failed rank, and where the others were."""
     first = failure.first
-    tails = {exit.rank.index: last_lines(exit.log_tail, TAIL_LINES) for exit in (first, *failure.others)}
+    tails = {exit.rank.index: _tail(exit) for exit in (first, *failure.others)}
     return Incident(
         id=incident_id(first.at, "crash", first.rank),
         at=first.at,
@@ -165,6 +166,13 @@ def crash_incident(
         followers=sorted(exit.rank.index for exit in failure.followers),
         notes=list(notes),
     )
+
+
+def _tail(exit: Exit) -> list[str]:
+    """The last lines besides the traceback, which is kept apart and would crowd out all others."""
+    raised = {line.strip() for line in exception_of(exit).splitlines()}
+    lines = last_lines(exit.log_tail, sys.maxsize)
+    return [line for line in lines if without_prefix(line).strip() not in raised | {""}][-TAIL_LINES:]
 
 
 def incident_id(at: float, kind: str, rank: RankId | None) -> str:

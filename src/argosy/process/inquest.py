@@ -12,7 +12,15 @@ from argosy.process import facts, root
 from argosy.process.evidence import error_file_text, log_tail, read_proc
 from argosy.process.frames import Stack
 from argosy.process.hang import HangPolicy, Suspect
-from argosy.process.incident import Exit, Incident, crash_incident, first_failure, incident_id, summarise, write_incident
+from argosy.process.incident import (
+    Exit,
+    Incident,
+    crash_incident,
+    first_failure,
+    incident_id,
+    summarise,
+    write_incident,
+)
 from argosy.process.judge import Busy, Hang, judge
 from argosy.process.stacks import Taking, Target
 from argosy.process.watch import Tracker, Watch

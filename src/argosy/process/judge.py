@@ -41,9 +41,7 @@ def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
     kinds = {culprit.kind for culprit in culprits}
     kind = next((kind for kind in _GRAVEST_FIRST if kind in kinds), "collective")
     blamed = tuple(culprit.index for culprit in culprits)
-    return Hang(
-        _headline(culprits, waits, stacks), kind, blamed, _details(culprits, waits, stacks), suspect.since
-    )
+    return Hang(_headline(culprits, waits, stacks), kind, blamed, _details(culprits, waits, stacks), suspect.since)
 
 
 _GRAVEST_FIRST: tuple[Kind, ...] = ("stopped", "exited", "blocked", "spinning", "elsewhere")
@@ -145,9 +143,7 @@ def _fate(culprit: Culprit, stack: Stack | None) -> tuple[str, str]:
             return text, text
 
 
-def _details(
-    culprits: Sequence[Culprit], waits: Sequence[Wait], stacks: Mapping[int, Stack]
-) -> tuple[str, ...]:
+def _details(culprits: Sequence[Culprit], waits: Sequence[Wait], stacks: Mapping[int, Stack]) -> tuple[str, ...]:
     lines: list[str] = []
     for wait in waits[:4]:
         group = f" of group {wait.group}" if wait.group else ""

@@ -4,6 +4,7 @@ Warden, agent and zygotes hold the write end of one FIFO; each rank holds a read
 its process group as owner and SIGKILL as signal. No thread, no polling, and it survives an exec.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -20,10 +21,8 @@ def hold_lifeline(runtime: Path) -> int:
     """Become one of those whose presence keeps the ranks alive; returns the descriptor to keep."""
     path = _fifo(runtime)
     if not path.exists():
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkfifo(path, 0o600)
-        except FileExistsError:
-            pass
     # Read-write, so that opening neither blocks nor depends on who else is there.
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 

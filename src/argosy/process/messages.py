@@ -1,7 +1,7 @@
 """What the processes of one host say to each other, and who may say it to whom.
 
-    client, rank, zygote -> agent:  ToAgent          agent -> client: ToClient      agent -> zygote: ToZygote
-    agent -> warden:                ToWarden         warden -> agent: FromWarden
+client, rank, zygote -> agent:  ToAgent          agent -> client: ToClient      agent -> zygote: ToZygote
+agent -> warden:                ToWarden         warden -> agent: FromWarden
 """
 
 import msgspec
@@ -246,9 +246,10 @@ class Stacks(Message, frozen=True):
 
 
 class Environment(Message, frozen=True):
-    """The variables of one rank, over those in the descriptor; where it runs."""
+    """The variables of one rank, over those in the descriptor, which win over `defaults`; where it runs."""
 
     variables: dict[str, str]
+    defaults: dict[str, str]
     cwd: str
 
 

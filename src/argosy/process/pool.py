@@ -73,7 +73,15 @@ class Pool:
 
     def _start(self, zygote: Zygote) -> None:
         program = "from argosy.process.zygote import main; main()"
-        argv = [zygote.launch.python[0], *zygote.launch.python[1:], "-u", "-c", program, str(self.runtime), zygote.key]
+        argv = [
+            zygote.launch.python[0],
+            *zygote.launch.python[1:],
+            "-u",
+            "-c",
+            program,
+            str(self.runtime),
+            zygote.key,
+        ]
         log = str(self.runtime / f"zygote-{zygote.key}.out")
         spec = RankSpec(RankId("zygote", 0), dict(PRELOAD_ENV), log, log)
         spawn = Spawn(zygote.key, spec, argv, "/", 0o077, what="zygote", secrets=False)

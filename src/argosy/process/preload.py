@@ -59,34 +59,51 @@ def without(entries: Sequence[str], leave_out: Collection[str]) -> list[str]:
     return [entry for entry in entries if entry not in leave_out and not entry.startswith(gone)]
 
 
-def lacking(entries: Sequence[str]) -> list[str]:
-    """Return the entries that this process has not loaded: a rank forked from it imports them itself."""
-
-    def is_loaded(entry: str) -> bool:
-        module, _, name = entry.partition(":")
-        return module in sys.modules and (not name or name in vars(sys.modules[module]))
-
-    return [entry for entry in entries if not is_loaded(entry)]
-
-
 def preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded:
     """Import `entries` in order; `report` hears each before it is begun, so that a crash has a name.
 
-    Goes on after an entry that spoils the process, to find all such entries in one pass.
+    Goes on after an entry that spoils the process, to find all such entries in one pass. Variables that
+    the script itself sets (`$NAME=value`) have that value meanwhile; where it is not known, a package
+    that reads the variable is spoiled.
     """
+    original = dict(os.environ)
+    for setting in entries:
+        name, is_literal, value = setting.removeprefix("$").partition("=")
+        if not setting.startswith("$") or not is_literal:
+            continue
+        if name.endswith("?"):
+            os.environ.setdefault(name[:-1], value)
+        else:
+            os.environ[name] = value
+    try:
+        return _preload(entries, report)
+    finally:
+        for name in {setting[1:].partition("=")[0].removesuffix("?") for setting in entries if setting[0] == "$"}:
+            _put(name, original.get(name))
+
+
+def _put(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded:
     loaded: list[str] = []
     failed: dict[str, str] = {}
     spoiled: dict[str, str] = {}
     seconds: dict[str, float] = {}
     environ: dict[str, str | None] = {}
-    todo = list(entries)
+    todo = [entry for entry in entries if not entry.startswith("$")]
+    watched = RANK_VARIABLES | {entry[1:] for entry in entries if entry.startswith("$") and "=" not in entry}
     before = look()
     if len(before.threads) != 1:
         raise RuntimeError(f"preload needs a process with one thread, this one has {len(before.threads)}")
     for entry in todo:
         report(entry)
         began = time.perf_counter()
-        with _recording() as reasons:
+        with _recording(watched) as reasons:
             error = _import(entry)
         seconds[entry] = time.perf_counter() - began
         after = look(threads_before=before.threads)
@@ -106,13 +123,28 @@ def preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded:
     return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, "torch" in sys.modules)
 
 
+def loaded_files() -> dict[str, int]:
+    """Return the files of the modules loaded so far and when each was changed."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file: changed for file in files if file and (changed := _changed_ns(file))}
+
+
+def edited(files: Mapping[str, int]) -> list[str]:
+    """Return which of `loaded_files` changed since: a warm zygote would hide an edit in site-packages."""
+    return [file for file, changed in files.items() if _changed_ns(file) != changed]
+
+
+def _changed_ns(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def restore_env(original: Mapping[str, str]) -> None:
     """Undo `PRELOAD_ENV`: give its variables the values they have in the run's environment, or none."""
     for name in PRELOAD_ENV:
-        if name in original:
-            os.environ[name] = original[name]
-        else:
-            os.environ.pop(name, None)
+        _put(name, original.get(name))
 
 
 def _import(entry: str) -> str | None:
@@ -129,14 +161,14 @@ def _import(entry: str) -> str | None:
 
 
 @contextmanager
-def _recording() -> Generator[list[str]]:
+def _recording(watched: Collection[str]) -> Generator[list[str]]:
     """Note what an import reads of the rank's identity and what it writes, as reasons against it."""
     reasons: list[str] = []
     plain, argv = type(os.environ), sys.argv
 
     class Environ(plain):
         def __getitem__(self, key: str) -> str:
-            if key in RANK_VARIABLES:
+            if key in watched:
                 reasons.append(f"{_caller()} reads {key}")
             return super().__getitem__(key)
 

@@ -57,6 +57,19 @@ def send_signal(process: Born, signum: int) -> bool:
     return True
 
 
+def end_process(process: Born, patience_s: float = 1.0) -> None:
+    """Kill a process that holds no state, and wait until it let go of what it had open."""
+    fd = open_process(process)
+    if fd is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    poller.poll(patience_s * 1000)
+    os.close(fd)
+
+
 def zombie_status(pid: int) -> WaitStatus | None:
     """The wait status of a process that ended and was not reaped, as /proc tells it."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -7,10 +7,15 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from argosy.core import WaitStatus
 from argosy.process.exits import ExitRecord, Exits
 from argosy.process.messages import Child, ChildExited, ChildPaused
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """A handler must exist for a signal to wake the loop."""
 
 
 class Reaper:
@@ -22,7 +27,7 @@ class Reaper:
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
 
     def fileno(self) -> int:
@@ -40,9 +45,7 @@ class Reaper:
                 pass
         while True:
             try:
-                seen = os.waitid(
-                    os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
-                )
+                seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if seen is None:
@@ -53,8 +56,8 @@ class Reaper:
                 if child is not None:
                     yield ChildPaused(child, 0 if seen.si_code == os.CLD_CONTINUED else seen.si_status)
                 continue
-            status = WaitStatus(code=seen.si_status) if seen.si_code == os.CLD_EXITED else WaitStatus(
-                signal=seen.si_status
+            status = (
+                WaitStatus(code=seen.si_status) if seen.si_code == os.CLD_EXITED else WaitStatus(signal=seen.si_status)
             )
             if child is not None:
                 self._exits.append(ExitRecord(child, status, time.time()))

@@ -36,8 +36,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z_]*", self.policy) or find_spec(f"argosy.process.policies.{self.policy}") is None:
-            raise ConfigError(f"no such restart policy: {self.policy!r}", hint="rank, group:DIM, all and never come with Argosy")
+        if (
+            not re.fullmatch(r"[a-z][a-z_]*", self.policy)
+            or find_spec(f"argosy.process.policies.{self.policy}") is None
+        ):
+            raise ConfigError(
+                f"no such restart policy: {self.policy!r}",
+                hint="rank, group:DIM, all and never come with Argosy",
+            )
         if self.max_restarts is not None and self.max_restarts < 0:
             raise ConfigError(f"max_restarts must not be negative: {self.max_restarts}")
 
@@ -85,9 +91,7 @@ class GiveUp(msgspec.Struct, frozen=True):
     reason: str
 
 
-def decide_restart(
-    restart: Restart, failures: Sequence[Failure], dims: Mapping[str, int]
-) -> RestartAfter | GiveUp:
+def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[str, int]) -> RestartAfter | GiveUp:
     """Return what follows from the last of `failures`; the earlier ones were each answered by a restart."""
     last, past = failures[-1], len(failures) - 1
     if restart.policy == "never":

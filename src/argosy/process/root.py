@@ -155,8 +155,8 @@ def react(state: RunState, event: Event, now: float) -> Step:
         case StopWanted():
             state, effects = _stop(state, event, now)
         case Hung(index, summary):
-            cause = WaitStatus(code=HANG_CODE)
-            state, effects = _failed(state, index, cause, summary, event.progressed, event.grouped, now)
+            failure = Failure(index, now, event.progressed, f"rank {index}: {summary}")
+            state, effects = _failed(state, failure, HANG_CODE, event.grouped)
         case EvidenceTaken():
             turns = tuple(msgspec.structs.replace(t, awaiting_evidence_until=None) for t in state.turns)
             state, effects = msgspec.structs.replace(state, turns=turns), []
@@ -193,32 +193,29 @@ def _exited(state: RunState, event: Exited, now: float) -> Step:
     slot = state.slots[event.rank.index]
     if event.rank.generation != slot.generation or not slot.alive:
         return state, []
-    fact = facts.RankExited(
-        at=now, rank=event.rank, pid=slot.pid, status=event.status, asked=slot.asked, oom=event.oom
-    )
+    fact = facts.RankExited(at=now, rank=event.rank, pid=slot.pid, status=event.status, asked=slot.asked, oom=event.oom)
     state = _with_slot(state, msgspec.structs.replace(slot, pid=0, starting=False, status=event.status))
     effects: list[do.Effect] = [do.Record(fact)]
     handled = slot.asked or any(slot.index in turn.ranks for turn in state.turns)
     if event.status.ok or handled:
         return state, effects
-    cause = event.oom or str(event.status)
-    state, more = _failed(state, slot.index, event.status, cause, event.progressed, event.grouped, now)
+    failure = Failure(slot.index, now, event.progressed, f"rank {slot.index}: {event.oom or event.status}")
+    state, more = _failed(state, failure, event.status.shell_code, event.grouped)
     return state, effects + more
 
 
-def _failed(
-    state: RunState, index: int, status: WaitStatus, cause: str, progressed: bool, grouped: bool, now: float
-) -> Step:
+def _failed(state: RunState, failure: Failure, code: int, grouped: bool) -> Step:
+    """Restart what the policy says, or end the run with `code`."""
+    index, now = failure.index, failure.at
     if state.final or any(index in turn.ranks for turn in state.turns):
         return state, []  # P4
-    failure = Failure(index, now, progressed, f"rank {index}: {cause}")
     state = msgspec.structs.replace(state, failures=(*state.failures, failure))
     decision = decide_restart(state.restart, state.failures, state.dims)
     effects: list[do.Effect] = [do.TakeEvidence(state.rank(index), failure.cause)]
     if isinstance(decision, GiveUp):
         if state.restart.policy != "never":
             effects.append(do.Record(facts.GaveUp(at=now, reason=decision.reason)))
-        turn = Turn(_everyone(state), failure.cause, final=True, code=status.shell_code)
+        turn = Turn(_everyone(state), failure.cause, final=True, code=code)
     else:
         ranks, cause = decision.ranks, failure.cause
         if grouped and len(ranks) < len(state.slots):
@@ -226,7 +223,11 @@ def _failed(
             cause += "; all ranks restart, because torch's own process group cannot take one rank back"
         turn = Turn(ranks, cause, final=False, start_at=now + decision.delay_s)
         fact = facts.Restarting(
-            at=now, ranks=list(ranks), generation=_next_generation(state, ranks), cause=cause, delay_s=decision.delay_s
+            at=now,
+            ranks=list(ranks),
+            generation=_next_generation(state, ranks),
+            cause=cause,
+            delay_s=decision.delay_s,
         )
         effects.append(do.Record(fact))
     if state.alive(turn.ranks):  # P1
@@ -285,9 +286,7 @@ def _advance_turn(state: RunState, turn: Turn, now: float) -> Step:
 def _tell(state: RunState, turn: Turn, kill_at: float) -> Step:
     """Ask the turn's living ranks to end until `kill_at`."""
     alive = state.alive(turn.ranks)
-    slots = tuple(
-        msgspec.structs.replace(slot, asked=True) if slot.index in alive else slot for slot in state.slots
-    )
+    slots = tuple(msgspec.structs.replace(slot, asked=True) if slot.index in alive else slot for slot in state.slots)
     _, state = _replaced_turn(state, turn, msgspec.structs.replace(turn, kill_at=kill_at))
     state = msgspec.structs.replace(state, slots=slots)
     if not alive:

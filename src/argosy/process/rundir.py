@@ -36,6 +36,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     state: Literal["running", "ended"]
     code: int | None = None
     reason: str = ""
+    logs: str = ""
+    """Where the output of this launch is, if not in the directory."""
     started_at: float
     ended_at: float | None = None
 
@@ -151,6 +153,12 @@ def read_facts(directory: Path) -> list[AnyFact]:
     return facts
 
 
+def logs_directory(directory: Path, launch: int) -> Path:
+    """Where the ranks of a launch write."""
+    record = read_record(directory)
+    return Path(record.logs) if record.logs and record.launch == launch else directory / "logs" / str(launch)
+
+
 def next_launch(directory: Path) -> int:
     """The number of the launch that comes now, from 1."""
     with contextlib.suppress(ConfigError):
@@ -224,6 +232,7 @@ def new_record(launch: Launch, number: int, now: float) -> RunRecord:
         size=launch.size,
         host=socket.gethostname(),
         launch=number,
+        logs=launch.logs,
         state="running",
         started_at=now,
     )

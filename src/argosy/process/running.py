@@ -1,6 +1,6 @@
 """One run as its agent carries it: performs what the root decides, and feeds it what happens.
 
-A shell: all decisions are in `root.py`. What it needs of the agent (warden, zygotes, clock, log) is passed in as `Host`.
+A shell: all decisions are in `root.py`. What it needs of the agent around it is the protocol `Host`.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from argosy.process import facts, root
 from argosy.process.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
 from argosy.process.inquest import Inquest
 from argosy.process.launch import Launch, command, rank_defaults, rank_variables
+from argosy.process.logfile import bound
 from argosy.process.messages import (
     Child,
     ChildExited,
@@ -34,7 +35,7 @@ from argosy.process.messages import (
 )
 from argosy.process.oom import OomSample, again, explain_oom, oom_counters
 from argosy.process.pool import Zygote, send
-from argosy.process.proc import send_signal
+from argosy.process.proc import end_process, send_signal
 from argosy.process.rundir import RunDir, new_record
 from argosy.process.storeport import StorePort
 
@@ -54,6 +55,11 @@ class Host(Protocol):
     def wake_at(self, run: "Running", at: float) -> None: ...
     def log_event(self, run: "Running", event: root.Event, now: float) -> None: ...
     def log_child(self, run: "Running", child: Child) -> None: ...
+    def log_port(self, run: "Running", port: int) -> None: ...
+    def watch_child(self, child: Child) -> None: ...
+    def child_settled(self, child: Child) -> None: ...
+    def watch_listener(self, run: "Running", fd: int) -> None: ...
+    def forget_listener(self, fd: int) -> None: ...
     def hold(self, name: str, fd: int) -> None: ...
     def drop(self, name: str) -> None: ...
     def finished(self, run: "Running", code: int) -> None: ...
@@ -65,6 +71,10 @@ class Running:
     def __init__(self, host: Host, run: str, number: int, launch: Launch, fds: list[int]) -> None:
         self.host, self.run, self.number, self.launch = host, run, number, launch
         self.sealed = fds[0]
+        self.environment_lost = False
+        """Agent and warden died together, and with them what a new process would need."""
+        self.executed = False
+        """The pool said that ranks must be executed, not forked."""
         self.stdin = fds[1] if len(fds) > 1 else None
         self.directory = RunDir(Path(launch.directory))
         self.record = new_record(launch, number, time.time())
@@ -85,6 +95,7 @@ class Running:
         self.arrived: dict[int, set[int]] = {}
         self.barrier_links: dict[int, Link[ToAgent]] = {}
         self.released = 0
+        self.disk_full = False
         self.inquest = Inquest(self)
         self.files = host.runtime / "runs" / run
         self.memory = host.memory / run
@@ -103,7 +114,11 @@ class Running:
         """Start, as soon as what forks the ranks is ready."""
         self.tell_fact(
             facts.LaunchStarted(
-                at=time.time(), launch=self.number, argv=self.launch.argv, size=self.launch.size, host=self.record.host
+                at=time.time(),
+                launch=self.number,
+                argv=self.launch.argv,
+                size=self.launch.size,
+                host=self.record.host,
             )
         )
         if self.launch.kind == "program":
@@ -113,9 +128,11 @@ class Running:
 
     def zygote_ready(self, zygote: Zygote | None) -> None:
         """The zygote can fork (None: ranks are executed)."""
-        self.zygote = zygote
+        self.zygote, self.executed = zygote, zygote is None
         if self.state.began:  # A new zygote for ranks that wait to be replaced.
-            self.start(tuple(self.state.rank(s.index) for s in self.state.slots if s.starting))
+            waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
+            if waiting:
+                self.start(waiting)
         else:
             self.feed(root.Begin())
 
@@ -156,10 +173,13 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
+        if self.environment_lost and self.zygote is None:
+            self.feed(root.Broken("the run's environment was lost together with agent and warden"))
+            return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
         fds = [self.sealed, self.stdin] if with_stdin and self.stdin is not None else [self.sealed]
-        if self.launch.kind == "program" or (self.zygote is None and self.state.began and not self.needs_zygote):
+        if self.launch.kind == "program" or self.executed:
             argv = command(self.launch)
             for position, spec in enumerate(specs):
                 first = position == 0 and with_stdin
@@ -173,9 +193,6 @@ class Running:
         except PeerLost:
             self.zygote = None
             self.host.want_zygote(self)
-
-    needs_zygote = True
-    """False once the pool said that ranks must be executed."""
 
     def spec(self, rank: RankId) -> RankSpec:
         """What is particular to one rank."""
@@ -218,6 +235,7 @@ class Running:
     def forked(self, child: Child) -> None:
         """A rank or a store exists."""
         self.host.log_child(self, child)
+        self.host.watch_child(child)
         if child.what == "store":
             self.store_child = child
             return
@@ -230,6 +248,7 @@ class Running:
     def exited(self, message: ChildExited) -> None:
         """A rank or a store is gone."""
         rank = message.child.rank
+        self.host.child_settled(message.child)
         if message.child.what == "store":
             self.store_child = None
             return
@@ -249,14 +268,17 @@ class Running:
                 rank,
                 message.status,
                 progressed=lived_s > STEADY_S or any(p.steps or p.collectives for p in progress.values()),
-                grouped=any(p.has(Flag.GROUP) for p in progress.values()),
+                grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 oom=oom,
             )
         )
 
     def fork_failed(self, rank: RankId, reason: str) -> None:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
-        with contextlib.suppress(OSError), open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log:
+        with (
+            contextlib.suppress(OSError),
+            open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log,
+        ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         self.inquest.exited(rank, WaitStatus(code=127), "")
         self.feed(root.Exited(rank, WaitStatus(code=127)))
@@ -292,10 +314,19 @@ class Running:
         try:
             self.store = StorePort(self.launch, generation)
         except OSError as error:
-            self.feed(root.Broken(f"cannot listen on {self.launch.master_addr}:{self.launch.master_port}: {error.strerror}"))
+            self.feed(
+                root.Broken(f"cannot listen on {self.launch.master_addr}:{self.launch.master_port}: {error.strerror}")
+            )
             return
+        self.host.log_port(self, self.store.port)
         if self.store.listener is not None:
             self.host.hold(f"store:{self.run}", self.store.listener.fileno())
+            self.watch_store()
+
+    def watch_store(self) -> None:
+        """Wait for the first rank to connect."""
+        if self.store is not None and self.store.listener is not None:
+            self.host.watch_listener(self, self.store.listener.fileno())
 
     def serve_store(self) -> None:
         """The first rank has connected: let a process serve it."""
@@ -306,17 +337,20 @@ class Running:
         if self.zygote is not None:
             with contextlib.suppress(PeerLost):
                 send(self.zygote, message, [self.store.listener.fileno()])
+        self.host.forget_listener(self.store.listener.fileno())
         self.store.close()
         self.host.drop(f"store:{self.run}")
 
     def close_store(self) -> None:
         """End the store's process and port."""
         if self.store is not None:
+            if self.store.listener is not None:
+                self.host.forget_listener(self.store.listener.fileno())
             self.store.close()
             self.store = None
         self.host.drop(f"store:{self.run}")
         if self.store_child is not None:
-            send_signal(self.store_child.born, 9)
+            end_process(self.store_child.born)
             self.store_child = None
 
     # --- barriers
@@ -379,6 +413,23 @@ class Running:
         if slot.pid:
             return "stopped" if slot.index in self.paused else "running"
         return str(slot.status) if slot.status is not None else "waiting"
+
+    def upkeep(self) -> None:
+        """Keep the logs bounded, and say when output is being lost."""
+        for path in self.logs.glob("*.*.[oe][ur][tr]"):
+            if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
+                self.notice(f"a log could not be bounded: {trouble}")
+        try:
+            status = os.statvfs(self.logs)
+        except OSError:
+            return
+        full = status.f_bavail == 0
+        if full and not self.disk_full:
+            rank = self.state.rank(0)
+            self.tell_fact(
+                facts.LogTrouble(at=time.time(), rank=rank, what=f"the disk is full, output is lost: {self.logs}")
+            )
+        self.disk_full = full
 
     # --- the end
 

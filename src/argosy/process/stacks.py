@@ -5,9 +5,10 @@ of stopped and blocked ones the kernel's word is taken. Reading and grouping sta
 
 S1  The signal goes only to the very process that armed itself: same start time, still catching the signal,
     still holding its stack file open. So it never kills an exec'd program or a reused pid.
-S2  `Taking.step` never blocks.
+S2  `Taking.step` never blocks, but for a py-spy that was killed to be gone.
 """
 
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -29,6 +30,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 12
 ANSWER_S = 0.2
 SETTLE_S = 0.015
 SPIES_MAX = 8
+KILLED_S = 0.2
 _FD_MIN = 200  # out of the way of descriptors that a script may count on
 
 
@@ -51,9 +53,7 @@ def arm(path: str) -> None:
     os.write(fd, f"armed fd={fd} main=0x{threading.main_thread().ident or 0:016x}\n".encode())
 
 
-def take(
-    targets: Sequence[Target], deadline_s: float = 10.0, *, native: Iterable[int] = ()
-) -> dict[int, Stack]:
+def take(targets: Sequence[Target], deadline_s: float = 10.0, *, native: Iterable[int] = ()) -> dict[int, Stack]:
     """Take the stacks of `targets`; blocks until all have answered, `deadline_s` at most."""
     taking = Taking(targets, time.monotonic(), deadline_s=deadline_s, native=native)
     try:
@@ -124,7 +124,7 @@ class Taking:
         proc = read_proc(target.pid, deep=True)
         if proc is None or proc.start != target.start or proc.state in "ZX":
             self._finish(target.index, Stack("proc", note="the process is gone"))
-        elif proc.state == "D" and not native:  # a debugger would block together with it
+        elif proc.state == "D":  # a debugger would block together with it
             self._finish(target.index, Stack("proc", proc=proc, note="in an uninterruptible system call"))
         elif proc.state in "Tt" or native:
             self._ask_py_spy(target, proc, native=native)
@@ -239,11 +239,13 @@ class _Spy:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILLED_S)
         self._contents()
         proc = read_proc(self.target.pid)
-        if self.proc.state not in "Tt" and proc and proc.start == self.target.start and proc.state == "T":
-            os.kill(self.target.pid, signal.SIGCONT)
+        if self.proc.state not in "Tt" and proc is not None and proc.start == self.target.start:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.target.pid, signal.SIGCONT)
 
     def read(self) -> Stack:
         text, trouble = self._contents()

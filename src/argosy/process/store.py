@@ -24,11 +24,11 @@ def serve_store(runtime: Path, message: ForkStore, listener: int) -> int:
     os.closerange(4, 1 << 16)
     tie_lifeline(runtime)
     setproctitle.setproctitle(f"argosy: store of {message.run}, generation {message.generation}")
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     store = TCPStore(
         "127.0.0.1", message.port, is_master=True, wait_for_workers=False, master_listen_fd=3, use_libuv=True
     )
-    while True:
+    while store is not None:  # It serves from a thread of its own; a signal ends this process.
         signal.pause()
-        del store  # never reached: signals end this process
+    return 0

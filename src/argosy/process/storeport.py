@@ -24,6 +24,14 @@ class StorePort:
         else:  # Rank 0 will listen there itself.
             self.close()
 
+    @classmethod
+    def known(cls, port: int, listener: int | None, generation: int) -> "StorePort":
+        """The port of an earlier agent, with its listener if no store serves it yet."""
+        self = cls.__new__(cls)
+        self.generation, self.port = generation, port
+        self.listener = None if listener is None else socket.socket(fileno=listener)
+        return self
+
     def close(self) -> None:
         """Close our copy; a store that was started keeps its own."""
         if self.listener is not None:

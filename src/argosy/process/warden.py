@@ -24,6 +24,7 @@ import setproctitle
 from argosy.core import ArgosyError, RankId
 from argosy.fabric import Link, accept, listen, peer_credentials, shared_memory_dir
 from argosy.process.child import reset_signals, settle
+from argosy.process.daemons import daemon_argv
 from argosy.process.environment import open_environment
 from argosy.process.lifeline import hold_lifeline
 from argosy.process.messages import (
@@ -163,7 +164,7 @@ class Warden:
         """Execute a new agent."""
         pid = os.fork()
         if pid == 0:
-            _execute_daemon([sys.executable, "-m", "argosy.process.agent", str(self.runtime)], self.runtime / "agent.out")
+            _execute_daemon(daemon_argv("agent", str(self.runtime)), self.runtime / "agent.out")
         self.agent_pid = pid
         self.reaper.children[pid] = Child("", RankId("agent", 0), Born(pid, 0), "agent")
 
@@ -273,7 +274,3 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(f"argosy: warden {runtime}")
     Warden(runtime).loop()
-
-
-if __name__ == "__main__":
-    main()

@@ -7,11 +7,11 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Protocol
 
 import msgspec
 
 from argosy.core import WaitStatus
+from argosy.observe import Phase, Progress
 from argosy.process.evidence import ProcSample
 from argosy.process.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.process.judge import Busy, Hang
@@ -19,39 +19,6 @@ from argosy.process.judge import Busy, Hang
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RHYTHMS = 32
 _CPU_WINDOW_S = 3.0
-
-
-class GroupProgressed(Protocol):
-    """What a progress page tells of one process group."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def issued(self) -> int: ...
-    @property
-    def p2p(self) -> int: ...
-    @property
-    def waiting(self) -> bool: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def site(self) -> str: ...
-    def members(self) -> range | None: ...
-
-
-class Progressed(Protocol):
-    """What a progress page tells of its rank; phase 0 is start-up."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def pulse(self) -> int: ...
-    @property
-    def phase(self) -> int: ...
-    @property
-    def groups(self) -> Sequence[GroupProgressed]: ...
 
 
 class Tracker:
@@ -66,7 +33,7 @@ class Tracker:
         self._views[index] = RankView(index=index, changed_at=now, starting=True)
         self._rhythms[index] = _Rhythm(now)
 
-    def update(self, index: int, progress: Progressed | None, proc: ProcSample | None, now: float) -> None:
+    def update(self, index: int, progress: Progress | None, proc: ProcSample | None, now: float) -> None:
         """Take a sample; None where the page or the process could not be read."""
         if index not in self._views:
             self.started(index, now)
@@ -76,7 +43,7 @@ class Tracker:
                 GroupView(g.name, g.size, g.issued, g.p2p, g.waiting, g.op, g.site, g.members())
                 for g in progress.groups
             )
-            moved = rhythm.moved(progress.steps, sum(g.issued + g.p2p for g in groups), now)
+            moved = rhythm.moved(progress.steps, progress.collectives, now)
             # Leaving or entering a wait is movement too: the last collective has come to its end.
             moved = moved or progress.pulse != view.pulse or groups != view.groups
             view = msgspec.structs.replace(
@@ -84,7 +51,7 @@ class Tracker:
                 changed_at=now if moved else view.changed_at,
                 steps=progress.steps,
                 pulse=progress.pulse,
-                starting=progress.phase == 0,
+                starting=progress.phase == Phase.START,
                 groups=groups,
                 interval_s=rhythm.interval_s(),
             )

@@ -80,7 +80,6 @@ def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident
     failure = _failure(of_launch) if incident is None else None
     verdict = _verdict(run, of_launch, incident)
     rank = incident.first.index if incident and incident.first else failure.rank.index if failure else None
-    exception = incident.exception.splitlines() if incident else []
     return Report(
         name=run.name,
         summary=_summary(run, of_launch, verdict),
@@ -88,8 +87,8 @@ def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident
         at=incident.at if incident else failure.at if failure else None,
         host=incident.host if incident else _host(of_launch),
         headline=incident.headline if incident else _exit_text(failure) if failure else "",
-        exception=exception,
-        log=_log(incident, rank, exception),
+        exception=incident.exception.splitlines() if incident else [],
+        log=incident.log_tails.get(rank, []) if incident and rank is not None else [],
         stacks=incident.stacks if incident else [],
         followers=incident.followers if incident else [],
         notes=incident.notes if incident else [],
@@ -120,14 +119,11 @@ def render(report: Report, width: int = 100) -> str:
     if report.history:
         shown = _first_and_last(report.history, HISTORY_LINES)
         lines += ["", "what happened", *(f"  {_clock(e.at)} {e.what}" for e in shown)]
+    way_on = [f"{label + ':':8} {command}" for label, command in report.commands.items()]
     if report.durable_step is not None:
-        lines += ["", f"last durable step: {report.durable_step}"]
-    lines += ["", *(f"{label + ':':8} {command}" for label, command in report.commands.items())]
-    commands = len(report.commands)
-    if len(lines) > LINES_MAX:  # the way on is never cut
-        lines = [*lines[: LINES_MAX - commands - 1], "", *lines[-commands:]]
-    kept = len(lines) - commands
-    return "\n".join([*(_cut(line, width) for line in lines[:kept]), *lines[kept:]]) + "\n"
+        way_on.insert(0, f"last durable step: {report.durable_step}")
+    lines = [_cut(line, width) for line in lines[: LINES_MAX - len(way_on) - 1]]
+    return "\n".join([*lines, "", *way_on]) + "\n"  # commands are for copying: never cut
 
 
 def to_json(report: Report) -> bytes:
@@ -192,29 +188,12 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
     if run.state == "running":
         low, high = run.steps or (0, 0)
         at = "" if run.steps is None else f", step {high}" if low == high else f", steps {low}-{high}"
-        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(
-            verdict, "runs"
-        )
+        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
         return f"{state}: {ranks}{at}, {lasted}{again}"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
     how = f"stopped by {stop.by}" if stop and verdict == "stopped" else "ended"
     code = "" if run.code is None else f" with code {run.code}"
     return f"{how}{code} after {lasted}: {ranks}{again}"
-
-
-def _log(incident: Incident | None, rank: int | None, exception: Sequence[str]) -> list[str]:
-    """The lines before the traceback, which is shown anyway."""
-    if incident is None:
-        return []
-    lines = incident.log_tails.get(rank if rank is not None else -1) or next(
-        iter(incident.log_tails.values()), []
-    )
-    raised = {line.strip() for line in exception if line.strip()}
-    return [
-        line
-        for line in lines
-        if line.partition("]: ")[2].strip() not in raised and line.strip() not in raised
-    ]
 
 
 def _history(facts: Sequence[AnyFact]) -> list[Event]:

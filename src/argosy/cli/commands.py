@@ -1,0 +1,73 @@
+"""The command tree. A command's module is imported when it is chosen; `--help` needs click alone."""
+
+import sys
+from importlib import import_module
+
+import click
+
+import argosy
+
+COMMANDS = {
+    "run": "Run a script, module or program as ranks.",
+    "ps": "List runs and their ranks.",
+    "logs": "Show what ranks wrote.",
+    "why": "Explain a failed, hung or slow run on one screen.",
+    "stacks": "Show where ranks are right now.",
+    "exec": "Run a command in a rank's environment.",
+    "stop": "Stop a run, or everything.",
+    "clean": "Remove logs and evidence of ended runs.",
+    "doctor": "Check this machine and this installation.",
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands live in modules of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"argosy.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = f"did you mean `argosy run {args[0]}`?" if args[0].endswith(".py") else "see `argosy --help`"
+            raise click.UsageError(f"no such command: {args[0]}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(argosy.__version__, message="argosy %(version)s")
+def cli() -> None:
+    """Run a PyTorch script on this machine, keep it running through failures, and tell why it is slow or broken.
+
+    RUN is a name, a unique prefix of one, a directory, or `last` (the default).
+    """
+
+
+def main() -> None:
+    """Run the command line; every error that is the user's to mend is two lines, not a traceback."""
+    from argosy.core import ArgosyError
+
+    try:
+        cli(prog_name="argosy")
+    except ArgosyError as error:
+        print(f"argosy: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)

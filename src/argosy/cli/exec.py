@@ -1,0 +1,49 @@
+"""`argosy exec`: a command in the environment of a rank."""
+
+import os
+import shutil
+
+import click
+
+from argosy.core import ConfigError
+
+
+@click.command(
+    short_help="Run a command in a rank's environment.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose environment.")
+@click.option("--run", "run", default="last", show_default=True, help="Which run.")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(rank: int, run: str, argv: tuple[str, ...]) -> None:
+    """Run a command with the variables (RANK, MASTER_PORT, secrets, ...) and in the directory of a living rank.
+
+    \b
+      argosy exec --rank 3 -- python -c 'import os; print(os.environ["MASTER_PORT"])'
+    """
+    from argosy.process import (
+        Environment,
+        GetEnvironment,
+        Refused,
+        connect_agent,
+        find_run,
+        list_runs,
+        open_environment,
+    )
+
+    directory = str(find_run(run))
+    living = next((each for each in list_runs().runs if each.directory == directory), None)
+    if living is None:
+        raise ConfigError(f"the run is not alive: {run}", hint="`argosy ps` lists those that are")
+    link = connect_agent()
+    link.send(GetEnvironment(living.run, rank))
+    answer, fds = link.wait(30.0)
+    if isinstance(answer, Refused):
+        raise ConfigError(answer.reason, hint=answer.hint)
+    assert isinstance(answer, Environment)
+    sealed = open_environment(fds[0])
+    variables = {**answer.defaults, **sealed.variables, **sealed.secrets, **answer.variables}
+    if shutil.which(argv[0], path=variables.get("PATH")) is None:
+        raise ConfigError(f"no such program: {argv[0]}")
+    os.chdir(answer.cwd)
+    os.execvpe(argv[0], argv, variables)

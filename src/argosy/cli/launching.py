@@ -1,0 +1,265 @@
+"""From the options of `argosy run` to a launch that the agent can start."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from argosy.cli.torchrun import shown_streams
+from argosy.core import ConfigError, PeerLost
+from argosy.fabric import Link, cache_dir
+from argosy.process import (
+    Foreground,
+    Launch,
+    LaunchRun,
+    Restart,
+    ToClient,
+    Welcome,
+    ask,
+    default_name,
+    fingerprint,
+    parse_restart,
+    reach_agent,
+    scan,
+    seal_environment,
+    zygote_key,
+)
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What was asked for, as click parsed it."""
+
+    ranks: str | None = None
+    mesh: str | None = None
+    module: bool = False
+    no_python: bool = False
+    detach: bool = False
+    name: str | None = None
+    directory: str | None = None
+    restart: str | None = None
+    max_restarts: int | None = None
+    grace: float = 30.0
+    hang_after: float = 30.0
+    hang_timeout: float | None = None
+    threads: str | None = None
+    secrets: tuple[str, ...] = ()
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    tee: str = "0"
+    redirects: str = "0"
+    log_dir: str | None = None
+
+
+def start(options: Options, target: str, args: list[str], program: bool) -> int:
+    """Start the run; returns the exit code, or 0 at once if it is detached."""
+    kind: Literal["script", "module", "program"] = "program" if program else "module" if options.module else "script"
+    check_target(kind, target)
+    dims = parse_dims(options)
+    shown = shown_streams(options.redirects, prod(dims.values()))
+    secrets = read_secrets(options.secrets, os.environ)
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    launch = make_launch(options, kind, target, args, dims, environment)
+    sealed = seal_environment(environment, secrets)
+    link, welcome = submit(launch, sealed)
+    if options.detach:
+        print(f"{launch.name} runs detached in {os.path.relpath(launch.directory)}", flush=True)
+        print(f"  argosy logs -f {launch.name}\n  argosy stop {launch.name}", file=sys.stderr)
+        return 0
+    return Foreground(link, welcome, shown).run()
+
+
+def submit(launch: Launch, sealed: int) -> tuple[Link[ToClient], Welcome]:
+    """Hand the launch to the agent; an agent that is just leaving is replaced by a new one."""
+    fds = [sealed] if launch.detached else [sealed, 0]
+    for attempt in range(3):
+        link = reach_agent()
+        try:
+            answer = ask(link, LaunchRun(launch, stdin=not launch.detached), fds)
+        except PeerLost:
+            if attempt == 2:
+                raise
+            link.close()
+            time.sleep(0.05)
+            continue
+        assert isinstance(answer, Welcome)
+        return link, answer
+    raise AssertionError
+
+
+def make_launch(
+    options: Options,
+    kind: Literal["script", "module", "program"],
+    target: str,
+    args: list[str],
+    dims: dict[str, int],
+    environment: Mapping[str, str],
+) -> Launch:
+    """Put the launch together."""
+    python = [sys.executable, *interpreter_flags()]
+    path = sys.path[1:]
+    preload: list[str] = []
+    print_of_packages = ""
+    if kind != "program":
+        preload = scan(target, kind == "module", path, cache_dir() / "scans")
+        print_of_packages = fingerprint(path)
+    directory, name = choose_directory(options, target)
+    return Launch(
+        name=name,
+        directory=str(directory),
+        argv=["argosy", *sys.argv[1:]],
+        kind=kind,
+        target=target,
+        args=args,
+        python=python,
+        dims=dims,
+        cwd=os.getcwd(),
+        umask=current_umask(),
+        preload=preload,
+        key=zygote_key(python, environment, preload, print_of_packages) if kind != "program" else "",
+        fingerprint=print_of_packages,
+        restart=choose_restart(options, dims),
+        grace_s=options.grace,
+        hang_after_s=options.hang_after,
+        hang_timeout_s=options.hang_timeout,
+        threads=parse_threads(options.threads, prod(dims.values())),
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
+        detached=options.detach,
+        linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
+        store=kind != "program" and find_spec("torch") is not None,
+    )
+
+
+def check_target(kind: str, target: str) -> None:
+    """Refuse what cannot be started, before anything is.
+
+    Raises:
+        ConfigError: there is no such script, module or program.
+    """
+    match kind:
+        case "script":
+            if not os.path.isfile(target):
+                what = "is a directory" if os.path.isdir(target) else "does not exist"
+                raise ConfigError(
+                    f"the script {what}: {target}", hint="programs are started with `argosy run -- PROGRAM`"
+                )
+            if not os.access(target, os.R_OK):
+                raise ConfigError(f"the script cannot be read: {target}")
+        case "program":
+            if shutil.which(target) is None:
+                raise ConfigError(f"no such program: {target}")
+        case _:
+            pass  # python itself says best what is wrong with a module
+
+
+def parse_dims(options: Options) -> dict[str, int]:
+    """The mesh: named dimensions, or one called `rank`.
+
+    Raises:
+        ConfigError: not a positive number.
+    """
+    if options.mesh:
+        if options.ranks:
+            raise ConfigError("give either -n or --mesh, not both")
+        try:
+            dims = {name.strip(): int(extent) for name, extent in (part.split("=") for part in options.mesh.split(","))}
+        except ValueError:
+            raise ConfigError(f"--mesh must look like dp=2,tp=2: {options.mesh!r}") from None
+    else:
+        text = options.ranks or "1"
+        if text in ("cpu", "auto"):
+            text = str(len(os.sched_getaffinity(0)))
+        if text == "gpu":
+            raise ConfigError("no accelerator is supported yet: -n gpu", hint="give a number")
+        if not text.isdecimal():
+            raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
+        dims = {"rank": int(text)}
+    if min(dims.values()) < 1:
+        raise ConfigError(f"the number of ranks must be positive: {options.mesh or options.ranks}")
+    return dims
+
+
+def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
+    """`--max-restarts` alone means all ranks, as for torchrun."""
+    if options.restart is None:
+        if not options.max_restarts:
+            return Restart.never()
+        return Restart(policy="all", max_restarts=options.max_restarts, startup_max=options.max_restarts)
+    restart = parse_restart(options.restart, options.max_restarts)
+    if restart.policy == "group" and restart.along not in dims:
+        raise ConfigError(
+            f"--restart group needs a dimension of the mesh: {options.restart}",
+            hint=f"it has {', '.join(dims)}",
+        )
+    return restart
+
+
+def parse_threads(text: str | None, size: int) -> int:
+    """0 for the default, else the number of threads."""
+    if text is None:
+        return 0
+    if text == "auto":
+        return max(1, len(os.sched_getaffinity(0)) // size)
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--threads must be a positive number or auto: {text!r}")
+    return int(text)
+
+
+def read_secrets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
+    """The values of `--secret NAME` (from the environment) and `--secret NAME=FILE`.
+
+    Raises:
+        ConfigError: there is no such variable, or the file cannot be read.
+    """
+    secrets: dict[str, str] = {}
+    for given in names:
+        name, equals, path = given.partition("=")
+        if equals:
+            try:
+                secrets[name] = Path(path).read_text().rstrip("\n")
+            except OSError as error:
+                raise ConfigError(f"the secret {name} cannot be read: {error.strerror}: {path}") from None
+        elif name in environment:
+            secrets[name] = environment[name]
+        else:
+            raise ConfigError(f"the secret is not in the environment: {name}", hint=f"give --secret {name}=FILE")
+    return secrets
+
+
+def choose_directory(options: Options, target: str) -> tuple[Path, str]:
+    """The run's directory and name."""
+    if options.directory:
+        directory = Path(options.directory).absolute()
+        return directory, options.name or directory.name
+    name = options.name or default_name(target)
+    if "/" in name or name in ("", ".", "..", "last"):
+        raise ConfigError(f"not a name for a run: {name!r}")
+    directory = Path("runs").absolute() / name
+    if options.name is None:
+        number = 2
+        while directory.exists():
+            directory = directory.with_name(f"{name}-{number}")
+            number += 1
+    return directory, directory.name
+
+
+def interpreter_flags() -> list[str]:
+    """The flags that this interpreter was started with, for the ranks' own."""
+    private = getattr(subprocess, "_args_from_interpreter_flags")  # noqa: B009 - the only source of truth
+    flags: list[str] = private()
+    return flags
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,103 @@
+"""`argosy run`: what torchrun understands and more, turned into a launch."""
+
+import sys
+from typing import Any
+
+import click
+
+from argosy.cli.torchrun import UnderscoreCommand
+from argosy.core import ConfigError
+
+
+@click.command(
+    cls=UnderscoreCommand,
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    short_help="Run a script, module or program as ranks.",
+)
+@click.option(
+    "-n",
+    "--ranks",
+    "--nproc-per-node",
+    "ranks",
+    metavar="N",
+    help="Ranks; `cpu` or `auto`: one per core. Default 1.",
+)
+@click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is a program to execute; so is what follows `--`.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; the run goes on.")
+@click.option("--name", help="Name of the run. Default: script and time.")
+@click.option("--dir", "directory", type=click.Path(file_okay=False), help="Directory of the run. Default: runs/NAME.")
+@click.option("--restart", metavar="rank|group:DIM|all|never", help="What is restarted when a rank fails.")
+@click.option(
+    "--max-restarts", type=click.IntRange(0), help="At most this many restarts; alone it means --restart all."
+)
+@click.option("--grace", default=30.0, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
+@click.option("--hang-after", default=30.0, show_default=True, help="Seconds without progress that are reported.")
+@click.option("--hang-timeout", type=float, help="Seconds without progress after which the rank counts as failed.")
+@click.option("--threads", metavar="N|auto", help="Intra-op threads per rank; auto: its share of the cores.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down."
+)
+@click.option("--nnodes", default="1", hidden=True)
+@click.option("--node-rank", type=int, default=0, hidden=True)
+@click.option("--standalone", is_flag=True, hidden=True)
+@click.option("--master-addr", default="127.0.0.1", hidden=True)
+@click.option(
+    "--master-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of torch's store. Default: a free one.",
+)
+@click.option("-t", "--tee", default="0", hidden=True)
+@click.option("-r", "--redirects", default="0", help="Streams that go to files only: 1, 2, 3, or per rank as 0:3,1:1.")
+@click.option("--log-dir", type=click.Path(file_okay=False), help="Directory for the ranks' output.")
+@click.option("--rdzv-backend", hidden=True)
+@click.option("--rdzv-endpoint", hidden=True)
+@click.option("--rdzv-id", hidden=True)
+@click.option("--rdzv-conf", hidden=True)
+@click.option("--local-addr", hidden=True)
+@click.option("--monitor-interval", hidden=True)
+@click.option("--start-method", hidden=True)
+@click.option("--role", hidden=True)
+@click.option("--local-ranks-filter", hidden=True)
+@click.option("--run-path", is_flag=True, hidden=True)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: Any) -> None:
+    """Run SCRIPT with ARGS as one or many ranks on this machine.
+
+    \b
+      argosy run train.py                     one rank, as python train.py
+      argosy run -n 4 train.py --lr 1e-3      four ranks, as torchrun --nproc-per-node 4
+      argosy run -n 4 -m package.train        a module
+      argosy run -n 4 -- ./program --flag     any program
+    """
+    from argosy.cli.launching import Options, start
+
+    chosen = Options(**{name: value for name, value in options.items() if name in Options.__struct_fields__})
+    program = chosen.no_python or ctx.meta.get("argosy.program", False)
+    ignored = [f"--{name.replace('_', '-')}" for name in IGNORED if options.get(name) not in (None, False, "0")]
+    if ignored:
+        print(
+            f"argosy: ignored, since ranks on one host need no rendezvous: {' '.join(ignored)}",
+            file=sys.stderr,
+        )
+    if str(options["nnodes"]).split(":")[-1] != "1" or options["node_rank"]:
+        raise ConfigError(
+            f"more than one node is not possible yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
+            hint="start the ranks of one host with -n",
+        )
+    sys.exit(start(chosen, script, list(args), program))
+
+
+IGNORED = (
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "local_addr",
+    "monitor_interval",
+    "start_method",
+)

@@ -1,0 +1,34 @@
+"""`argosy stacks`: where ranks are right now."""
+
+import click
+
+from argosy.core import ConfigError, format_ranks, parse_ranks
+
+
+@click.command(short_help="Show where ranks are right now.")
+@click.argument("run", default="last")
+@click.option("--rank", "ranks", metavar="0-3,7", help="Only these ranks.")
+@click.option("--native", is_flag=True, help="C frames too, of the first rank (slower).")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def command(run: str, ranks: str | None, native: bool, as_json: bool) -> None:
+    """Show the Python stacks of RUN's ranks; equal ones are shown once. The ranks are not disturbed."""
+    from argosy.process import Stacks, TakeStacks, ask, connect_agent, find_run, list_runs
+
+    directory = str(find_run(run))
+    living = next((each for each in list_runs().runs if each.directory == directory), None)
+    if living is None:
+        raise ConfigError(f"the run is not alive: {run}", hint=f"`argosy why {run}` shows the stacks of its end")
+    chosen = parse_ranks(ranks, living.size) if ranks else list(range(living.size))
+    answer = ask(connect_agent(), TakeStacks(living.run, chosen, native))
+    assert isinstance(answer, Stacks)
+    if as_json:
+        from argosy.cli.tables import print_json
+
+        print_json(answer.stacks)
+        return
+    for group in answer.stacks:
+        plural = "s" if len(group.ranks) > 1 else ""
+        print(f"rank{plural} {format_ranks(group.ranks)} at {group.place or 'an unknown place'}")
+        print(group.text)
+    for note in answer.notes:
+        print(note)

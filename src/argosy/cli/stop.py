@@ -1,0 +1,70 @@
+"""`argosy stop`: end a run, or all of them and the daemons."""
+
+import signal
+import time
+
+import click
+
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+
+
+@click.command(short_help="Stop a run, or everything.")
+@click.argument("run", required=False)
+@click.option("--all", "everything", is_flag=True, help="Stop every run, then Argosy's own daemons.")
+@click.option("--grace", type=float, help="Seconds between SIGTERM and SIGKILL; default: the run's own.")
+@click.option("--dry-run", is_flag=True, help="Say what would be stopped.")
+def command(run: str | None, everything: bool, grace: float | None, dry_run: bool) -> None:
+    """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
+    from argosy.process import StopRun, ask, connect_agent, find_run, list_runs
+
+    alive = list_runs()
+    if everything:
+        names = [living.name for living in alive.runs]
+        if dry_run:
+            print(f"would stop {len(names)} runs ({', '.join(names) or 'none'}) and {len(alive.daemons)} daemons")
+        else:
+            shut_down(names)
+        return
+    directory = str(find_run(run or "last"))
+    living = next((each for each in alive.runs if each.directory == directory), None)
+    if living is None:
+        raise ConfigError(f"the run is not alive: {run or 'last'}", hint="`argosy ps` lists those that are")
+    if dry_run:
+        print(f"would stop {living.name} with {living.size} ranks")
+        return
+    link = connect_agent()
+    ask(link, StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
+    wait_until_gone(living.directory)
+    print(f"{living.name} is stopped")
+
+
+def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
+    """Wait for the end of a run that was told to stop."""
+    from argosy.process import list_runs
+
+    deadline = time.monotonic() + patience_s
+    while any(run.directory == directory for run in list_runs().runs):
+        if time.monotonic() > deadline:
+            raise DeadlinePassed(f"the end of {directory}", patience_s)
+        time.sleep(0.05)
+
+
+def shut_down(names: list[str], patience_s: float = 120.0) -> None:
+    """Stop all runs and the daemons, and wait until they are gone."""
+    from argosy.fabric import runtime_dir
+    from argosy.process import Shutdown, ask, connect_agent
+
+    try:
+        link = connect_agent()
+    except ArgosyError:
+        print("nothing is running")
+        return
+    ask(link, Shutdown("argosy stop --all"))
+    link.close()
+    socket = runtime_dir() / "warden.sock"
+    deadline = time.monotonic() + patience_s
+    while socket.exists():
+        if time.monotonic() > deadline:
+            raise DeadlinePassed("the end of the warden", patience_s)
+        time.sleep(0.01)
+    print(f"stopped {len(names)} runs ({', '.join(names)}) and the daemons" if names else "stopped the daemons")

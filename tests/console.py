@@ -1,0 +1,194 @@
+"""Drive the `argosy` command as a user would: a terminal with a runtime directory and an index of its own."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
+PATIENCE_S = 90.0
+"""A bound against hangs, never an expectation of speed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def text(self) -> str:
+        return self.out.decode() + self.err.decode()
+
+
+@dataclass
+class Console:
+    """One user's terminal. Leaving it stops all daemons, and fails if anything is left."""
+
+    cwd: Path
+    env: dict[str, str]
+    runtime: Path
+    python: str = sys.executable
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+
+    def argosy(self, *words: str, **how: Any) -> Ended:
+        return self.run([self.python, "-m", "argosy", *words], **how)
+
+    def torchrun(self, *words: str, **how: Any) -> Ended:
+        return self.run([self.python, "-m", "torch.distributed.run", *words], **how)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Ended:
+        """Run a command to its end. Its exit code is a shell's: 128+n when a signal killed it."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            ended = subprocess.run(
+                words,
+                input=stdin,
+                cwd=self.cwd,
+                env={**self.env, **(env or {})},
+                stdout=out,  # files: a daemon that kept a pipe open would make us wait for it
+                stderr=err,
+                timeout=patience_s,
+            )
+            out.seek(0)
+            err.seek(0)
+            code = ended.returncode
+            return Ended(code if code >= 0 else 128 - code, out.read(), err.read())
+
+    def start(self, *words: str, out: Path) -> subprocess.Popen[bytes]:
+        """Start an argosy command that goes on; both its streams go to the file `out`."""
+        with out.open("wb") as stream:
+            command = subprocess.Popen(
+                [self.python, "-m", "argosy", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=self.cwd,
+                env=self.env,
+            )
+        self.started.append(command)
+        return command
+
+    def ps(self, name: str) -> dict[str, Any]:
+        """What `argosy ps --json` says of one run, or an empty dict."""
+        listing = self.argosy("ps", "--json")
+        assert listing.code == 0, listing.text
+        runs: list[dict[str, Any]] = json.loads(listing.out)
+        return next((run for run in runs if run["name"] == name), dict[str, Any]())
+
+    def pid(self, name: str, rank: int, generation: int = 0) -> int:
+        """The pid of a rank of a run, as soon as `argosy ps` knows it."""
+
+        def find() -> int:
+            ranks = self.ps(name).get("ranks", [])
+            wanted = [r for r in ranks if (r["index"], r["generation"]) == (rank, generation)]
+            return int(wanted[0]["pid"] or 0) if wanted else 0
+
+        return until(find, f"rank {rank}.{generation} of {name} in argosy ps")
+
+    def leftovers(self) -> list[str]:
+        """Processes that carry this terminal's runtime directory in their environment or arguments."""
+        mine, found = str(self.runtime), list[str]()
+        for process in psutil.process_iter():
+            try:
+                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                words = process.cmdline()
+                if process.environ().get("ARGOSY_RUNTIME_DIR") == mine or any(mine in word for word in words):
+                    found.append(f"{process.pid} {' '.join(words)}")
+            except psutil.Error:
+                continue
+        return found
+
+
+def until(ask: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Ask until the answer is true; fail by naming `what` after a generous time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := ask()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never seen: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[str]:
+    """Wait until a line in `file` matches."""
+
+    def look() -> re.Match[str] | None:
+        return re.search(pattern, file.read_text(errors="replace"), re.MULTILINE) if file.exists() else None
+
+    try:
+        match = until(look, pattern, patience_s)
+    except AssertionError:
+        text = file.read_text(errors="replace") if file.exists() else "(no output)"
+        raise AssertionError(f"never said: {pattern}\n{text[-4000:]}") from None
+    assert match is not None
+    return match
+
+
+@contextmanager
+def terminal(cwd: Path, python: str = sys.executable) -> Generator[Console]:
+    """Open a terminal in `cwd`; when left, nothing that it started may remain."""
+    # Short: the path of a socket has at most 108 bytes. In the sandbox of `make test`, if there is one.
+    base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))
+    env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
+    env |= {"ARGOSY_RUNTIME_DIR": str(base / "r"), "XDG_STATE_HOME": str(base / "state")}
+    env |= {"XDG_CACHE_HOME": str(base / "cache"), "COLUMNS": "120"}
+    console = Console(cwd, env, base / "r", python)
+    try:
+        yield console
+    finally:
+        try:
+            close(console)
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+
+
+def close(console: Console) -> None:
+    """Stop everything; fail if a process or a segment is left."""
+    for command in console.started:
+        if command.poll() is None:
+            command.terminate()
+            command.wait(PATIENCE_S)
+    stopped = console.argosy("stop", "--all")
+    try:
+        until(lambda: not console.leftovers(), "all processes gone", 15.0)
+    except AssertionError:
+        left = console.leftovers()
+        for line in left:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        raise AssertionError("left behind:\n" + "\n".join(left) + f"\n{stopped.text}") from None
+    assert stopped.code == 0, stopped.text
+    digest = hashlib.blake2s(os.fsencode(console.runtime), digest_size=6).hexdigest()
+    segments = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
+    assert not segments.exists(), f"left behind: {[str(path) for path in segments.rglob('*')] or segments}"
+
+
+def is_foreign(name: str) -> bool:
+    """Variables of an outer launcher or of pytest, which a user's terminal does not have."""
+    if name in ("ARGOSY_SANDBOX", "ARGOSY_NATIVE"):
+        return False
+    launchers = ("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_", "MASTER_", "OMP_")
+    return name.startswith(launchers) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")

@@ -1,0 +1,108 @@
+"""From a clone to `make demo`: what a newcomer sees in the first minutes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from console import REPOSITORY, Console, Ended, said, terminal
+
+SHOWN = ["steps", "killed", "back after", "steps done again", "final loss", "final weights"]
+BUILDERS = ("cargo", "rustc", "rustup", "node", "nodejs", "npm", "npx")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Console]:
+    """A terminal in a copy of what the repository holds, without anything that was built in it."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listing, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE).stdout.decode()
+    place = tmp_path / "clone"
+    for name in filter(None, names.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, place / name)
+    with terminal(place) as console:
+        console.env.pop("PYTHONPATH", None)  # the clone's own package is what must be found
+        yield console
+
+
+def without_builders(path: str, farm: Path) -> str:
+    """A PATH without cargo and node: directories that have them are replaced by links to all else in them."""
+    kept: list[str] = []
+    for number, directory in enumerate(path.split(":")):
+        if not any(os.path.exists(os.path.join(directory, name)) for name in BUILDERS):
+            kept.append(directory)
+            continue
+        links = farm / str(number)
+        links.mkdir(parents=True)
+        for name in set(os.listdir(directory)) - set(BUILDERS):
+            (links / name).symlink_to(os.path.join(directory, name))
+        kept.append(str(links))
+    return ":".join(kept)
+
+
+def demo(console: Console, *words: str) -> Ended:
+    return console.run(["make", "demo", *words], patience_s=540)
+
+
+def check_the_story(shown: Ended) -> None:
+    text = shown.out.decode()
+    assert shown.code == 0, shown.text
+    assert re.search(r"step 100/300 +loss", text), "progress is live"
+    assert re.search(r"kill -9 \d+", text)
+    story = text[text.index("What happened") :]
+    for row in SHOWN:
+        assert re.search(rf"^ +{row} +\S", story, re.MULTILINE), story
+    assert "300 of 300" in story
+    assert len(re.findall(r"^ +\S*argosy \w+", story, re.MULTILINE)) == 3, story
+
+
+def new_files(place: Path, before: set[Path]) -> set[str]:
+    """The top-level names under which files appeared."""
+    return {str(path.relative_to(place).parts[0]) for path in set(place.rglob("*")) - before}
+
+
+@pytest.mark.timeout(600)
+def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, tmp_path: Path) -> None:
+    clone.env["PATH"] = without_builders(clone.env["PATH"], tmp_path / "bin")
+    for name in BUILDERS:
+        assert shutil.which(name, path=clone.env["PATH"]) is None
+    before = set(clone.cwd.rglob("*"))
+    check_the_story(demo(clone, f"PYTHON={sys.executable}"))
+    assert new_files(clone.cwd, before) <= {"runs", ".venv", "src", "examples", "build"}, "writes elsewhere"
+    (directory,) = (clone.cwd / "runs").iterdir()
+    why = clone.run([".venv/bin/argosy", "why"])
+    assert why.code == 0, why.text
+    assert directory.name in why.text
+
+
+@pytest.mark.system
+@pytest.mark.timeout(1800)
+def test_with_an_environment_of_its_own_twice(clone: Console) -> None:
+    first = demo(clone)
+    check_the_story(first)
+    assert re.search(r"download.*GB", first.text), "the size is said before"
+    again = demo(clone)
+    check_the_story(again)
+    assert "download" not in again.text, "the second time nothing is fetched"
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_run_ends_with_the_weights_of_an_untouched_one(console: Console) -> None:
+    script = str(REPOSITORY / "examples" / "train_gpt.py")
+    untouched = console.argosy("run", "-n", "4", script, "60", "untouched.pt")
+    assert untouched.code == 0, untouched.text
+    out = console.cwd / "out.txt"
+    words = ["-n", "4", "--max-restarts", "3", "--name", "killed", script, "60", "killed.pt"]
+    run = console.start("run", *words, out=out)
+    said(out, r"step 30/60")
+    os.kill(console.pid("killed", 2), signal.SIGKILL)
+    said(out, r"resumed from step \d+")
+    assert run.wait(120) == 0, out.read_text()
+    digest = r"weights (\w+)"
+    assert re.findall(digest, out.read_text()) == re.findall(digest, untouched.out.decode())

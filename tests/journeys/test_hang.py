@@ -1,0 +1,59 @@
+"""A rank skips an all_reduce: who waits for whom is said, with stacks saved; honest work raises no alarm."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from console import Console, said
+
+SCRIPTS = Path(__file__).with_name("scripts")
+LINE = "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
+
+
+def write_scripts(place: Path) -> None:
+    shutil.copy(SCRIPTS / "skips.py", place)
+    lines = ["import time", *[""] * 38, "def fetch() -> None:", "    time.sleep(3600)", ""]
+    (place / "data.py").write_text("\n".join(lines))
+
+
+def test_the_rank_that_skipped_is_named(console: Console) -> None:
+    write_scripts(console.cwd)
+    out = console.cwd / "out.txt"
+    run = console.start("run", "-n", "4", "--name", "skips", "--hang-after", "3", "skips.py", out=out)
+    said(out, re.escape(LINE))
+    assert run.poll() is None, "a hang is reported, and the run goes on"
+
+    (incident,) = Path(console.ps("skips")["dir"]).glob("incidents/*/incident.json")
+    facts = json.loads(incident.read_text())
+    assert LINE in facts["headline"]
+    saved = (incident.parent / "stacks.txt").read_text()
+    assert re.search(r"data\.py\D+41", saved), saved
+    assert len(re.findall(r"skips\.py", saved)) >= 1
+
+    why = console.argosy("why", "skips").out.decode()
+    assert LINE in why, why
+    stacks = json.loads(console.argosy("stacks", "skips", "--json").out)
+    assert "data.py" in json.dumps(stacks)
+
+
+def test_a_hang_can_be_made_to_end_the_run_with_evidence_taken_first(console: Console) -> None:
+    write_scripts(console.cwd)
+    words = ["-n", "4", "--name", "ends", "--hang-after", "2", "--hang-timeout", "4", "--grace", "2"]
+    ended = console.argosy("run", *words, "skips.py")
+    assert ended.code != 0
+    assert LINE in ended.text
+    incidents = [
+        json.loads(path.read_text())
+        for path in Path(console.ps("ends")["dir"]).glob("incidents/*/incident.json")
+    ]
+    assert any(LINE in facts["headline"] for facts in incidents)
+
+
+def test_honest_work_raises_no_alarm(console: Console) -> None:
+    shutil.copy(SCRIPTS / "busy.py", console.cwd)
+    ended = console.argosy("run", "-n", "4", "--name", "busy", "--hang-after", "2", "busy.py", "8")
+    assert ended.code == 0, ended.text
+    assert "all done" in ended.text
+    assert " wait in " not in ended.text
+    assert not list(Path(console.ps("busy")["dir"]).glob("incidents/*"))

@@ -1,0 +1,92 @@
+"""Real ranks on Gloo over loopback: what their progress pages say."""
+
+from pathlib import Path
+
+from ranks import Ranks
+
+from argosy.observe import Flag, Progress, absentees
+
+TRAIN = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+form()
+torch.manual_seed(0)
+model = DDP(torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+dist.barrier()
+"""
+
+SKIP = """
+form()
+x = torch.ones(2)
+pair = dist.new_group([0, 2])
+for step in range(12):
+    if rank == 3 and step == 11:
+        time.sleep(600)
+    dist.all_reduce(x)  # line 8
+"""
+
+PAIR = """
+form()
+x = torch.full((2,), float(rank))
+for _ in range(3):
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+work = dist.irecv(x, 1) if rank == 0 else dist.isend(x, 0)
+work.wait()
+half = dist.new_group([1])
+with torch.inference_mode():
+    dist.all_reduce(torch.ones(2))
+    dist.barrier()
+dist.all_gather([torch.ones(2), torch.ones(2)], x)
+dist.all_gather_single(torch.ones(4), x)
+dist.broadcast(x, 0)
+dist.all_gather_object([None, None], {"rank": rank})  # two all_gathers
+if rank == 0:
+    dist.all_reduce(x)
+else:
+    dist.broadcast(x, 0)
+"""
+
+
+def test_ddp_steps_of_four_ranks_count_alike(tmp_path: Path):
+    with Ranks(tmp_path, 4, TRAIN) as ranks:
+        assert ranks.outputs() == [""] * 4
+        pages = ranks.pages().values()
+    assert [page.steps for page in pages] == [20] * 4
+    assert [len(page.groups) for page in pages] == [1] * 4
+    (count,) = {page.groups[0].issued for page in pages}
+    assert count >= 20
+    assert {(p.groups[0].op, p.groups[0].size, p.groups[0].waiting) for p in pages} == {("barrier", 4, False)}
+    assert all(page.has(Flag.PROCESS_GROUP) and page.has(Flag.TORCH_HOOKS) for page in pages)
+    assert all(page.pulse >= 80 for page in pages)  # forward and backward, begin and end
+
+
+def test_a_rank_that_skips_an_all_reduce_is_named(tmp_path: Path):
+    def stuck(pages: dict[int, Progress]) -> bool:
+        default = [page.groups[0] for page in pages.values() if page.groups]
+        return [(group.issued, group.waiting) for group in default] == [(12, True)] * 3 + [(11, False)]
+
+    with Ranks(tmp_path, 4, SKIP) as ranks:
+        pages = ranks.until(stuck)
+    (absence,) = absentees(pages)
+    assert (absence.op, absence.number, absence.site) == ("all_reduce", 12, "script.py:8")
+    assert absence.line({3: "data.py:41"}) == "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
+    assert [list(group.members() or []) for group in pages[2].groups] == [[0, 1, 2, 3], [0, 2]]
+
+
+def test_every_operation_is_counted_once(tmp_path: Path):
+    """Point-to-point apart; in inference mode too; a mismatch of operations is found when both wait."""
+    with Ranks(tmp_path, 2, PAIR) as ranks:
+        pages = ranks.until(
+            lambda pages: (
+                [(p.groups[0].op, p.groups[0].waiting) for p in pages.values() if p.groups]
+                == [("all_reduce", True), ("broadcast", True)]
+            )
+        )
+    assert [page.groups[0].p2p for page in pages.values()] == [4, 4]
+    assert [page.groups[0].issued for page in pages.values()] == [8, 8]
+    (absence,) = absentees(pages)
+    assert absence.line() == "rank 0 waits in all_reduce #8; rank 1 in broadcast #8 at script.py:19"

@@ -1,0 +1,6 @@
+"""A sibling."""
+
+
+class Cargo:
+    def drop(self) -> None:
+        raise RuntimeError("overboard")

@@ -1,0 +1,186 @@
+"""One screen that explains a run."""
+
+import json
+import re
+import signal
+
+import msgspec
+import pytest
+
+from argosy.core import RankId, WaitStatus
+from argosy.process.facts import (
+    AnyFact,
+    GaveUp,
+    HangSeen,
+    LaunchEnded,
+    LaunchStarted,
+    RankExited,
+    Restarting,
+    StopAsked,
+)
+from argosy.process.frames import Frame
+from argosy.process.incident import Incident, StackGroup
+from argosy.process.why import RunView, explain, render, to_json
+
+ARGV = ["argosy", "run", "-d", "-n", "4", "--name", "night", "train.py", "--note", "two words"]
+RUN = RunView(
+    name="night",
+    directory="runs/night",
+    argv=ARGV,
+    state="ended",
+    code=1,
+    size=4,
+    started_at=0.0,
+    now=30_000.0,
+)
+REDUCE = Frame("/v/lib/python3.11/site-packages/torch/distributed/c10d.py", 3035, "all_reduce")
+
+
+def crash(index: int, at: float, cause: str, **more: object) -> Incident:
+    incident = Incident(
+        id=f"{int(at)}-crash",
+        at=at,
+        kind="crash",
+        host="node7",
+        launch=0,
+        headline=f"rank {index} failed: {cause}",
+        first=RankId("main", index),
+        cause=cause,
+    )
+    return msgspec.structs.replace(incident, **more)
+
+
+def exited(index: int, at: float, **status: int) -> RankExited:
+    return RankExited(at=at, rank=RankId("main", index), pid=9, status=WaitStatus(**status))
+
+
+NIGHT: list[AnyFact] = [
+    LaunchStarted(at=0.0, launch=0, argv=ARGV, size=4, host="node7"),
+    exited(2, 8000.0, signal=signal.SIGKILL),
+    exited(0, 8000.1, code=1),
+    Restarting(at=8000.5, ranks=[0, 1, 2, 3], generation=1, cause="killed by SIGKILL"),
+    exited(1, 20_000.0, code=1),
+    exited(3, 20_000.2, code=1),
+    GaveUp(at=20_001.0, reason="1 of 1 restarts used"),
+    LaunchEnded(at=20_002.0, launch=0, code=1, reason="rank 1 failed"),
+]
+KILL = crash(2, 8000.2, "killed by SIGKILL")
+RAISE = crash(
+    1,
+    20_000.1,
+    "ValueError: bad batch (exit code 1)",
+    exception='Traceback (most recent call last):\n  File "train.py", line 9, in f\nValueError: bad batch',
+    log_tails={1: [f"step {n} loss 2.0" for n in range(20)]},
+    stacks=[StackGroup([0, 2, 3], "faulthandler", [REDUCE, Frame("/project/train.py", 77, "step")])],
+    followers=[0, 3],
+)
+
+
+def test_the_morning_after():
+    report = explain(RUN, NIGHT, [KILL, RAISE])
+    text = render(report, 100)
+    assert report.verdict == "crash"
+    assert text.startswith("night: ended with code 1 after 5 h 33 min: 4 ranks, restarted 1 time\n")
+    for said in (
+        "rank 1 failed: ValueError: bad batch (exit code 1) on node7",
+        '  File "train.py", line 9, in f',
+        "then ranks 0,3 ended because of it",
+        "step 19 loss 2.0",
+        "ranks 0,2-3: train.py:77 in step (all_reduce)",
+        "rank 2 failed: killed by SIGKILL",
+        "ranks 0-3 restarted as generation 1",
+        "gave up: 1 of 1 restarts used",
+        "resume:  argosy run -d -n 4 --name night train.py --note 'two words'",
+        "logs:    argosy logs night --rank 1",
+        "stacks:  less runs/night/incidents/20000-crash/stacks.txt",
+    ):
+        assert said in text, said
+    assert text.count("Traceback") == 1
+    assert re.search(r"\d\d:\d\d:\d\d rank 1 failed", text)
+
+
+def test_whatever_happened_fits_one_screen():
+    long = msgspec.structs.replace(
+        RAISE,
+        exception="\n".join(f"line {n} " + "x" * 300 for n in range(200)),
+        stacks=[StackGroup([n], "py-spy", [Frame(f"/p/f{n}.py", n + 1, "f")]) for n in range(64)],
+        notes=[f"note {n}" for n in range(9)],
+    )
+    facts = [*NIGHT[:1], *(e for _ in range(50) for e in NIGHT[1:4]), *NIGHT[4:]]
+    text = render(explain(msgspec.structs.replace(RUN, durable_step=1200), facts, [long]), 80)
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert all(len(line) <= 80 for line in lines[:-3])
+    assert lines[-3].startswith("resume: ")
+    assert "last durable step: 1200" in text
+
+
+def test_a_healthy_run_is_said_to_be_well():
+    run = msgspec.structs.replace(RUN, state="running", code=None, steps=(118, 120), now=65.0)
+    report = explain(run, NIGHT[:1], [])
+    assert report.verdict == "healthy"
+    text = render(report)
+    assert text.startswith("night: runs well: 4 ranks, steps 118-120, 1 min 5 s\n")
+    assert "resume" not in text
+    assert "argosy stacks night" in text
+
+
+def test_what_a_restart_has_healed_is_history():
+    run = msgspec.structs.replace(RUN, state="running", code=None, steps=(9, 9), now=9000.0)
+    report = explain(run, NIGHT[:4], [KILL])
+    assert (report.verdict, report.headline) == ("healthy", "")
+    assert "rank 2 failed: killed by SIGKILL" in render(report)
+
+
+def test_a_hang_of_a_running_run_leads():
+    line = "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
+    incident = crash(3, 50.0, "elsewhere", kind="hang", headline=line, notes=["rank 3: data.py:41 in load"])
+    run = msgspec.structs.replace(RUN, state="running", code=None, steps=(11, 12), now=90.0)
+    report = explain(run, [NIGHT[0], HangSeen(at=50.0, summary=line)], [incident])
+    assert report.verdict == "hang"
+    text = render(report)
+    assert text.startswith("night: hangs: 4 ranks, steps 11-12")
+    assert line in text
+    assert "rank 3: data.py:41 in load" in text
+    assert "stop:    argosy stop night" in text
+
+
+def test_without_an_incident_the_facts_must_do():
+    report = explain(RUN, NIGHT, [])
+    assert report.verdict == "failed"
+    assert report.headline == "rank 1 failed: exit code 1"
+    assert report.host == "node7"
+
+
+def test_a_stop_on_request_is_no_failure():
+    facts = [
+        NIGHT[0],
+        StopAsked(at=5.0, by="ctrl-c", signal=2),
+        LaunchEnded(at=6.0, launch=0, code=130, reason=""),
+    ]
+    report = explain(msgspec.structs.replace(RUN, code=130), facts, [])
+    assert report.verdict == "stopped"
+    assert render(report).startswith("night: stopped by ctrl-c with code 130 after 6 s: 4 ranks\n")
+
+
+def test_a_finished_run_is_done():
+    run = msgspec.structs.replace(RUN, code=0)
+    facts = [*NIGHT[:4], LaunchEnded(at=9000.0, launch=0, code=0, reason="")]
+    report = explain(run, facts, [KILL])
+    assert (report.verdict, report.headline) == ("done", "")
+    assert "resume" not in report.commands
+
+
+def test_an_older_launch_does_not_explain_a_newer_one():
+    facts = [*NIGHT, LaunchStarted(at=25_000.0, launch=1, argv=ARGV, size=4, host="node7")]
+    run = msgspec.structs.replace(RUN, state="running", code=None, steps=(3, 3), now=25_060.0)
+    report = explain(run, facts, [KILL, RAISE])
+    assert report.verdict == "healthy"
+    assert report.summary == "runs well: 4 ranks, step 3, 1 min 0 s"
+
+
+@pytest.mark.parametrize("facts", [[], NIGHT[:1]])
+def test_little_is_known_and_still_something_is_said(facts: list[AnyFact]):
+    report = explain(RUN, facts, [])
+    assert render(report).startswith("night: ended with code 1")
+    assert json.loads(to_json(report))["commands"]["resume"].startswith("argosy run")
