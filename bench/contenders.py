@@ -124,7 +124,7 @@ class Live:
                     return seen_at
             if over or time.monotonic() > end:
                 why = "ended" if over else f"silent for {deadline_s:g} s"
-                raise Failed(f"{why} without saying {pattern!r}: {self.text(3)[-200:]}")
+                raise Failed(f"{why} without saying {pattern!r}: {self.last_word()}")
             time.sleep(0.001)
 
     def end(self, grace_s: float = 5.0) -> None:
@@ -154,6 +154,8 @@ class Stage:
         self._primed: set[str] = set()
 
     def __enter__(self) -> "Stage":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: sys.exit("ended by a signal"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +231,7 @@ class Stage:
         return self.time_argosy(*args, deadline_s=deadline_s)
 
     def time_warm(self, key: str, *args: str, deadline_s: float) -> float:
-        """Time a launch that finds a zygote left by another of the same key, which is made here if need be."""
+        """Time a launch that finds a zygote left by an earlier one of the same key, made here if need be."""
         if key not in self._primed:
             self.time_argosy(*args, deadline_s=deadline_s)
             self._primed.add(key)

@@ -25,9 +25,12 @@ UP_S = 300.0
 SEEN_S = 10.0
 BACK_S = 40.0
 """The cap on each try to come back."""
-MONARCH_TUNED = (
-    "supervision_watchdog_timeout=2s get_proc_state_max_idle=1s get_actor_state_max_idle=1s message_delivery_timeout=2s"
-).split()
+MONARCH_TUNED = [
+    "supervision_watchdog_timeout=2s",
+    "get_proc_state_max_idle=1s",
+    "get_actor_state_max_idle=1s",
+    "message_delivery_timeout=2s",
+]
 TORCHRUN_C10D = ["--rdzv-backend=c10d", "--local-addr=127.0.0.1", "--monitor-interval=0.01"]
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -251,7 +254,9 @@ def gloo_by_argosy(stage: Stage, tries: int) -> list[float | Failed]:
         return back_after_kill(ranks, tries, "step")
 
 
-def gloo_by_torchrun(stage: Stage, tries: int, *flags: str, extra: dict[str, str] | None = None) -> list[float | Failed]:
+def gloo_by_torchrun(
+    stage: Stage, tries: int, *flags: str, extra: dict[str, str] | None = None
+) -> list[float | Failed]:
     with torchrun_ranks(stage, 4, "gloo", f"--max-restarts={tries + 10}", *flags, extra=extra) as ranks:
         return back_after_kill(ranks, tries, "step")
 
@@ -270,7 +275,9 @@ def replaced_row(stage: Stage, size: int, tries: int, peer_size: int) -> Row:
             Contender(name="argosy", sample=partial(replaced_by_argosy, stage, size, tries)),
             Contender(name="ray", sample=partial(peer_values, stage, "ray", "replace", "3"), repeat_max=1),
             Contender(
-                name=f"torchrun, all {peer_size}", sample=partial(torchrun_all_back, stage, peer_size), repeat_max=1
+                name=f"torchrun, all {peer_size}",
+                sample=partial(torchrun_all_back, stage, peer_size),
+                repeat_max=1,
             ),
         ],
         goals=[Goal(of="argosy", at_most=0.150)],

@@ -1,8 +1,8 @@
 """Measure contenders side by side: interleaved repeats, medians, spread, ratios, a table and JSON.
 
-A contender's `sample` returns a value (seconds unless the row says otherwise), or one per try. A try that was
-lost is `Failed`, raised or among the values: it is counted and shown. `Missing` is raised where this machine does
-not have the contender, which ends its part of the row. Nothing here knows what is measured.
+A contender's `sample` returns a value (seconds unless the row says otherwise), or one per try. A try that
+was lost is `Failed`, raised or among the values: it is counted and shown. `Missing` is raised where this
+machine does not have the contender, which ends its part of the row. Nothing here knows what is measured.
 """
 
 import argparse
@@ -190,7 +190,11 @@ def show(row: Row, scores: dict[str, Score], console: Console) -> None:
 
 def describe_machine() -> dict[str, object]:
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -215,7 +219,9 @@ def record(row: Row, scores: dict[str, Score]) -> dict[str, object]:
     }
 
 
-def run_benches(description: str, make_rows: Callable[[Options], Sequence[Row]], argv: Sequence[str] | None = None) -> int:
+def run_benches(
+    description: str, make_rows: Callable[[Options], Sequence[Row]], argv: Sequence[str] | None = None
+) -> int:
     """The command line that every bench shares. Goals missed are reported, not an error: exit code 0."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="few ranks and repeats: does it work, roughly how fast")

@@ -116,7 +116,10 @@ def set_up(peer: Peer, torch_python: str) -> None:
     for step in peer.steps:
         subprocess.run([str(peer.python), "-m", "pip", "install", "--quiet", *step], check=True, timeout=1800)
     frozen = subprocess.run(
-        [str(peer.python), "-m", "pip", "list", "--format=freeze"], check=True, text=True, stdout=subprocess.PIPE
+        [str(peer.python), "-m", "pip", "list", "--format=freeze"],
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
     )
     peer.stamp.write_text(frozen.stdout)
     print(f"{peer.name}: ready", flush=True)

@@ -1,6 +1,6 @@
 """Monarch: one process of N is killed or stopped; how long until a call to all of them raises.
 
-    monarch_failures.py N {kill|stop} [setting=value ...]     prints `value SECONDS`
+monarch_failures.py N {kill|stop} [setting=value ...]     prints `value SECONDS`
 """
 
 import os

@@ -1,6 +1,6 @@
 """Ray: an actor is killed or stopped; how long until a call raises, or until its replacement answers.
 
-    ray_failures.py {kill|stop|replace} [TRIES]     prints `value SECONDS` for each try
+ray_failures.py {kill|stop|replace} [TRIES]     prints `value SECONDS` for each try
 """
 
 import os

@@ -1,8 +1,9 @@
 """A rank that says when it is there and then stays.   steady.py DIR {plain|step|gloo}
 
-It writes DIR/<rank>.<pid>.ready with the time at which it was ready: at once (plain), with torch imported (step), or
-past a Gloo barrier (gloo). The latter two then train, each alone or together, and write `.step` after the first
-optimizer step; so with gloo the loss of one breaks the others, as in a real run. SIGUSR2 ends it with exit code 42.
+It writes DIR/<rank>.<pid>.ready with the time at which it was ready: at once (plain), with torch imported
+(step), or past a Gloo barrier (gloo). The latter two then train, each alone or together, and write `.step`
+after the first optimizer step; so with gloo the loss of one breaks the others, as in a real run. SIGUSR2 ends
+it with exit code 42.
 """
 
 import os
