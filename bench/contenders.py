@@ -16,12 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from harness import Failed
 from peers import ROOT, torchrun
 
+sys.path.insert(0, str(ROOT / "src"))  # The Argosy of this clone, whatever is installed.
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MARK = "ARGOSY_BENCH_MARK"
 
@@ -155,7 +157,9 @@ class Stage:
 
     def __enter__(self) -> "Stage":
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: sys.exit("ended by a signal"))
+            signal.signal(number, _leave)
+        # For what is asked of the agent from here; commands get it through `env`.
+        os.environ["ARGOSY_RUNTIME_DIR"] = str(self.root / "rt")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,7 +192,7 @@ class Stage:
         return path
 
     @contextlib.contextmanager
-    def live(self, argv: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[Live]:
+    def live(self, argv: Sequence[str], extra: Mapping[str, str] | None = None) -> Generator[Live]:
         """Run a peer's command; at the end of the block it and all that it started are gone."""
         self._count += 1
         mark = f"{self.mark}-{self._count}"
@@ -207,7 +211,7 @@ class Stage:
     # Argosy: its environment must not change from sample to sample, or each would start a zygote of its own.
 
     @contextlib.contextmanager
-    def argosy(self, *args: str) -> Iterator[Live]:
+    def argosy(self, *args: str) -> Generator[Live]:
         command = Live([*argosy(), *args], self.env(self.mark), self.root)
         try:
             yield command
@@ -236,6 +240,10 @@ class Stage:
             self.time_argosy(*args, deadline_s=deadline_s)
             self._primed.add(key)
         return self.time_argosy(*args, deadline_s=deadline_s)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # Through the stage's exit, which cleans up.
 
 
 def argosy() -> list[str]:

@@ -11,16 +11,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from contenders import SCRIPTS, Live, Stage, free_port, torchrun_command, wait_until
+from contenders import SCRIPTS, Stage, wait_until
 from harness import Contender, Failed, Goal, Options, Row, run_benches
-from peers import Missing, python_of
+from peers import python_of
+from ranks import Ranks, Told, argosy_ranks, torchrun_ranks
 
-STEADY = str(SCRIPTS / "steady.py")
+from argosy.process import list_runs, read_facts
+from argosy.process.facts import AnyFact, RankExited, RankPaused
+
 UP_S = 300.0
 SEEN_S = 10.0
 BACK_S = 40.0
@@ -35,100 +37,30 @@ TORCHRUN_C10D = ["--rdzv-backend=c10d", "--local-addr=127.0.0.1", "--monitor-int
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One rank's word that it is ready, or made its first step."""
-
-    rank: int
-    pid: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The ranks of a running command, as they told of themselves in a directory."""
-
-    command: Live
-    home: Path
-    size: int
-    run_dir: Path
-
-    def told(self, what: str) -> list[Told]:
-        said: list[Told] = []
-        for path in self.home.glob(f"*.{what}"):
-            rank, pid, _ = path.name.split(".")
-            said.append(Told(int(rank), int(pid), float(path.read_text())))
-        return sorted(said, key=lambda told: told.at)
-
-    def now(self, what: str) -> dict[int, Told]:
-        """The latest word of each rank whose process is there."""
-        return {told.rank: told for told in self.told(what) if Path(f"/proc/{told.pid}").exists()}
-
-    def wait_all(self, what: str, deadline_s: float, but: frozenset[int] = frozenset()) -> dict[int, Told]:
-        """Wait until all ranks told, by processes other than `but`."""
-
-        def all_told() -> bool:
-            if self.command.ended:
-                raise Failed(f"the launcher ended: {self.command.last_word()}")
-            now = self.now(what)
-            return len(now) == self.size and not but & {told.pid for told in now.values()}
-
-        wait_until(all_told, deadline_s, f"{self.size} ranks {what}", every_s=0.005)
-        return self.now(what)
-
-
-@contextlib.contextmanager
-def argosy_ranks(stage: Stage, size: int, kind: str, *flags: str) -> Iterator[Ranks]:
-    home, run_dir = stage.new_dir(), stage.new_dir()
-    with stage.argosy("run", "-n", str(size), "--dir", str(run_dir), *flags, STEADY, str(home), kind) as command:
-        yield Ranks(command, home, size, run_dir)
-
-
-@contextlib.contextmanager
-def torchrun_ranks(
-    stage: Stage, size: int, kind: str, *flags: str, extra: dict[str, str] | None = None
-) -> Iterator[Ranks]:
-    home = stage.new_dir()
-    endpoint = [f"--rdzv-endpoint=127.0.0.1:{free_port()}"] if any("c10d" in flag for flag in flags) else []
-    where = [] if endpoint else ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    argv = torchrun_command(size, STEADY, str(home), kind, flags=[*where, *endpoint, *flags])
-    with stage.live(argv, extra) as command:
-        yield Ranks(command, home, size, home)
-
-
-def wait_fact(ranks: Ranks, kind: str, pid_or_rank: Callable[[object], bool]) -> float:
+def wait_fact(ranks: Ranks, wanted: Callable[[AnyFact], bool]) -> float:
     """Wait for a fact in the journal; returns the time it was recorded with."""
-    try:
-        from argosy.process import read_facts
-    except ImportError as error:
-        raise Missing(f"this Argosy cannot: {error}") from None
     end = time.monotonic() + SEEN_S
     while time.monotonic() < end:
         for fact in read_facts(ranks.run_dir):
-            if type(fact).__name__ == kind and pid_or_rank(fact):
-                return float(fact.at)
+            if wanted(fact):
+                return fact.at
         time.sleep(0.01)
-    raise Failed(f"no {kind} within {SEEN_S:g} s")
+    raise Failed(f"not recorded within {SEEN_S:g} s")
 
 
 # --- seen: SIGKILL and SIGSTOP of one rank
 
 
 def seen_by_argosy(stage: Stage, size: int, tries: int, number: signal.Signals) -> list[float | Failed]:
-    kind = "RankExited" if number is signal.SIGKILL else "RankPaused"
     seconds: list[float | Failed] = []
     with argosy_ranks(stage, size, "step", "--restart", "rank", "--max-restarts", "1000") as ranks:
         for victim in range(tries):
             told = ranks.wait_all("step", UP_S)[victim % size]
-            time.sleep(0.05)
+            time.sleep(0.4)  # The others make a step, which counts as progress: no backoff.
             at = time.time()
             os.kill(told.pid, number)
             try:
-                if number is signal.SIGKILL:
-                    seen_at = wait_fact(ranks, kind, lambda fact, pid=told.pid: getattr(fact, "pid", 0) == pid)
-                else:
-                    seen_at = wait_fact(ranks, kind, partial(_paused, told.rank, at))
-                seconds.append(seen_at - at)
+                seconds.append(wait_fact(ranks, partial(is_about, told, at)) - at)
             except Failed as failed:
                 seconds.append(failed)
             finally:
@@ -137,9 +69,14 @@ def seen_by_argosy(stage: Stage, size: int, tries: int, number: signal.Signals) 
     return seconds
 
 
-def _paused(index: int, since: float, fact: object) -> bool:
-    rank, resumed = getattr(fact, "rank", None), getattr(fact, "resumed", True)
-    return getattr(rank, "index", -1) == index and not resumed and getattr(fact, "at", 0.0) >= since - 0.001
+def is_about(told: Told, since: float, fact: AnyFact) -> bool:
+    """Whether the fact says that this rank's process ended, or was stopped since."""
+    if isinstance(fact, RankExited):
+        return fact.pid == told.pid
+    if not isinstance(fact, RankPaused) or fact.resumed:
+        return False
+    # A millisecond of grace, since the times come from two processes.
+    return fact.rank.index == told.rank and fact.at >= since - 0.001
 
 
 def seen_by_torchrun(stage: Stage, size: int, number: signal.Signals, *flags: str) -> float:
@@ -302,6 +239,69 @@ def gloo_row(stage: Stage, tries: int, peer_tries: int, repeat: int) -> Row:
     )
 
 
+# --- adopted: the supervisor itself is killed
+
+
+def adopted_by_argosy(stage: Stage, size: int) -> float:
+    """From kill -9 of the agent until the next one answers for all ranks, the same processes.
+
+    Then it is killed again, and a rank leaves with 42 before there is another: that code must be recorded and
+    be the command's own.
+    """
+    with argosy_ranks(stage, size, "plain") as ranks:
+        told = ranks.wait_all("ready", UP_S)
+        time.sleep(0.5)
+        at = time.time()
+        old = kill_agent()
+        wait_until(lambda: supervised(old) == {t.pid for t in told.values()}, BACK_S, f"{size} ranks adopted")
+        seconds = time.time() - at
+        kill_agent()
+        os.kill(told[size // 2].pid, signal.SIGUSR2)
+        code = ranks.command.wait(UP_S)
+        exits = {fact.pid: fact.status.code for fact in read_facts(ranks.run_dir) if isinstance(fact, RankExited)}
+        lost = {t.pid for t in told.values()} - exits.keys()
+        if code != 42 or exits.get(told[size // 2].pid) != 42 or lost:
+            raise Failed(f"exit code {code} instead of 42; {len(lost)} exits not recorded")
+        return seconds
+
+
+def kill_agent() -> int:
+    agents = [daemon.pid for daemon in list_runs().daemons if daemon.what == "agent"]
+    if not agents:
+        raise Failed("no agent to kill")
+    os.kill(agents[0], signal.SIGKILL)
+    return agents[0]
+
+
+def supervised(old_agent: int) -> set[int]:
+    """The pids that an agent other than the old one answers for."""
+    alive = list_runs()
+    if any(daemon.pid == old_agent for daemon in alive.daemons):
+        return set()
+    return {rank.pid for run in alive.runs for rank in run.ranks}
+
+
+def adopted_by_torchrun(stage: Stage, size: int) -> float:
+    with torchrun_ranks(stage, size, "plain") as ranks:
+        told = ranks.wait_all("ready", UP_S)
+        os.kill(ranks.command.pid, signal.SIGKILL)
+        time.sleep(3.0)
+        left = sum(Path(f"/proc/{t.pid}").exists() for t in told.values())
+        raise Failed(f"nobody adopts: {left} of {size} ranks left behind without a supervisor")
+
+
+def adopted_row(stage: Stage, size: int) -> Row:
+    return Row(
+        key="adopted",
+        title=f"kill -9 of the agent to the adoption of its {size} ranks, no exit code lost",
+        contenders=[
+            Contender(name="torchrun", sample=partial(adopted_by_torchrun, stage, 4), repeat_max=1),
+            Contender(name="argosy", sample=partial(adopted_by_argosy, stage, size)),
+        ],
+        goals=[Goal(of="argosy", at_most=1.0)],
+    )
+
+
 def rows(stage: Stage, options: Options) -> Sequence[Row]:
     quick = options.quick
     size = 8 if quick else 64
@@ -309,6 +309,7 @@ def rows(stage: Stage, options: Options) -> Sequence[Row]:
         killed_row(stage, size, 8 if quick else 20),
         stopped_row(stage, size, 4 if quick else 20),
         replaced_row(stage, size, 4 if quick else 10, 4 if quick else 16),
+        adopted_row(stage, size),
         gloo_row(stage, 3 if quick else 10, 1 if quick else 5, options.repeat),
     ]
 

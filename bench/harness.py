@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from peers import ROOT, Missing, version_of
@@ -263,12 +263,8 @@ def choose(rows: Sequence[Row], only: str | None) -> list[Row]:
         wanted = [part.partition(":")[2] for part in only.split(",") if row.key.startswith(part.partition(":")[0])]
         kept = [c for c in row.contenders if any(c.name.startswith(prefix) for prefix in wanted)]
         if kept:
-            chosen.append(Row(**{**_fields(row), "contenders": kept}))
+            chosen.append(replace(row, contenders=kept))
     return chosen
-
-
-def _fields(row: Row) -> dict[str, object]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from peers import mpirun, python_of
 
 DEADLINE_S = 400.0
 UNSHARED_RANK_GB, SPARE_GB = 0.37, 2.0
-MPI_FLAGS = "--allow-run-as-root --oversubscribe --bind-to none --mca plm isolated".split()
+MPI_FLAGS = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
 
 
 def script(name: str) -> str:
@@ -126,7 +126,7 @@ def bare_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
     ray = Contender(name="ray", sample=partial(time_peer, stage, "ray", ranks, "plain"), repeat_max=1)
 
     def by_mpirun() -> float:
-        flags = [*MPI_FLAGS, *"--mca btl self,vader --mca oob_tcp_if_include lo -np".split(), str(ranks)]
+        flags = [*MPI_FLAGS, *["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo", "-np"], str(ranks)]
         return stage.time([mpirun(), *flags, sys.executable, script(name), str(free_port())], DEADLINE_S)
 
     return Row(
