@@ -92,8 +92,13 @@ for _ in range(2):
 
 def test_something_else_named_torch_is_left_alone(tmp_path: Path):
     (tmp_path / "torch.py").write_text("here = 1")
-    script = SETUP + "install_when_imported(page); sys.path.insert(0, sys.argv[1]); import torch; print(torch.here)"
-    assert run_script(script, str(tmp_path)) == "1\n"
+    script = """
+install_when_imported(page)
+sys.path.insert(0, sys.argv[1])
+import torch
+print(torch.here, seen().flags)
+"""
+    assert run_script(SETUP + script, str(tmp_path)) == "1 0\n"
 
 
 def test_errors_of_operators_modules_and_loaders_are_torchs_own(tmp_path: Path):
@@ -134,7 +139,7 @@ dist.destroy_process_group()
 """,
         str(tmp_path),
     )
-    assert printed.splitlines()[0] == "5 True"
+    assert printed == "5 True\n0 1 True\n[(1, 'barrier')]\n"
 
 
 def test_workers_of_a_loader_do_not_write_to_the_page(tmp_path: Path):

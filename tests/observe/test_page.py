@@ -75,6 +75,18 @@ def test_p2_garbage_never_raises(tmp_path: Path, seed: int):
         group.members()
 
 
+def test_a_rank_writes_over_garbage(tmp_path: Path):
+    page = Page.create(tmp_path / "page")
+    magic = (tmp_path / "page").read_bytes()[:8]
+    (tmp_path / "page").write_bytes(magic + b"\xff" * 4088)
+    page = Page.open(tmp_path / "page")
+    page.step()
+    page.beat()
+    seen = page.read()
+    assert seen is not None
+    assert (seen.steps, seen.pulse) == (0, 0)
+
+
 def test_p2_a_rank_that_died_inside_a_write_can_be_read(tmp_path: Path):
     page = Page.create(tmp_path / "page")
     index = page.add_group("world", 2, 0, range(2))

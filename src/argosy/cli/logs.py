@@ -44,7 +44,7 @@ def logs_of(directory: Path, launch: int) -> Path:
 def log_files(folder: Path, ranks: list[int] | None, stream: str | None) -> list[tuple[int, int, str, Path]]:
     """(rank, generation, stream, path) of what there is, in that order."""
     found: list[tuple[int, int, str, Path]] = []
-    for path in folder.glob("*.*.*") if folder.is_dir() else []:
+    for path in folder.glob("*.*.*"):
         parts = path.name.split(".")
         kind = {"out": "stdout", "err": "stderr"}.get(parts[2]) if len(parts) == 3 else None
         if kind is None or not (parts[0].isdecimal() and parts[1].isdecimal()):

@@ -6,7 +6,8 @@ This door imports neither torch nor numpy; the hooks arrive in torch when torch 
 from argosy.observe.blame import Absence, absentees
 from argosy.observe.hooks import attach, install, install_when_imported
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
-from argosy.observe.page import Doing, Flag, GroupProgress, Page, Phase, Progress
+from argosy.observe.page import Page
+from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
 
 __all__ = [
     "Absence",

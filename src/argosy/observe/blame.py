@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from argosy.core import format_ranks
-from argosy.observe.page import P2P_OPS, GroupProgress, Progress
+from argosy.observe.progress import P2P_OPS, GroupProgress, Progress
 
 
 class Absence(msgspec.Struct, frozen=True):

@@ -1,9 +1,14 @@
 """Hooks on torch.distributed that count every collective of a rank on its progress page.
 
-Two layers, because neither sees all. The methods of ProcessGroup see every call from Python (FSDP2's too) and
-the Work that it returns. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees what C++ issues:
-DDP's reducer, functional and compiled collectives; it is ten times dearer, so that the methods switch it off for
-their own calls. A wait inside C++ (DDP's reducer, functional collectives) is not seen.
+Two layers, because neither sees all. The methods of ProcessGroup see every call from Python (FSDP2's
+too), in inference mode as well, and the Work that it returns. The dispatcher hook (key ADInplaceOrView of
+each c10d operator) sees what C++ issues: DDP's reducer, functional and compiled collectives; it is five
+times dearer, so the methods switch it off for their own calls. A wait inside C++ (DDP's reducer,
+functional collectives) is not seen.
+
+Cost on torch 2.13, CPU time of the calling thread on a busy 2-core machine: a call from Python 14 us
+(all_reduce of 4 floats in a group of one: 19 us), an operator issued by C++ 70 us; writing the page is 1
+us of either. That is paid per DDP bucket, not per parameter.
 
 C1  A hook that fails is as if it were not there: the operator runs, its errors are its own.
 C2  The original is called through the dispatcher, which lets go of the GIL. (Calling a kernel taken from the
@@ -15,7 +20,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
-from argosy.observe.page import P2P_OPS, Page
+from argosy.observe.page import Page
+from argosy.observe.progress import P2P_OPS
 from argosy.observe.sites import call_site
 
 _DISPATCH_KEY = "ADInplaceOrView"

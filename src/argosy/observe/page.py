@@ -30,14 +30,12 @@ import os
 import struct
 import time
 import weakref
-from enum import IntEnum, IntFlag
 from threading import RLock
 
-import msgspec
+from argosy.observe.progress import Flag, GroupProgress, Phase, Progress
 
 PAGE_SIZE = 4096
 GROUPS_MAX = 32
-P2P_OPS = frozenset({"send", "recv"})
 
 _MAGIC = int.from_bytes(b"ARGPAGE\x01", "little")  # the last byte is the version
 _PID, _FLAGS, _PHASE, _STEPS, _STEP_AT, _PULSE, _PULSE_AT, _DOING, _CROWDED = range(1, 10)
@@ -47,92 +45,13 @@ _SLOT = struct.Struct("<QQQQQIIII24s16s24s")  # sequence first
 _TEXT = struct.Struct("<16s24s")
 _NAME_BYTES, _SITE_BYTES = 24, 24
 _WAITING_AT, _TEXT_AT = 32, 80
+_COUNT_MASK = (1 << 48) - 1  # whatever was on the page, counting on never raises
 _READ_TRIES = 24
 _READ_EAGER = 16
 _READ_PAUSE_S = 0.0002
 
 assert _SLOT.size == 120
 assert _FIRST_SLOT + GROUPS_MAX * _SLOT.size == PAGE_SIZE
-
-
-class Phase(IntEnum):
-    """Where in its life the process is."""
-
-    START = 0
-    USER = 1
-    END = 2
-
-
-class Flag(IntFlag):
-    """What is known of the rank beyond its counts."""
-
-    STACKS = 1
-    """The stack dump is installed: its signal may be sent."""
-    TORCH_HOOKS = 2
-    PROCESS_GROUP = 4
-    """A torch process group was formed."""
-    RUN_MANAGED = 8
-    """`argosy.Run` owns the step loop."""
-
-
-class Doing(IntEnum):
-    """The outermost piece of torch that the rank is inside of."""
-
-    NOTHING = 0
-    FORWARD = 1
-    BACKWARD = 2
-    DATA = 3
-
-
-class GroupProgress(msgspec.Struct, frozen=True):
-    """How far a rank is in one process group; times in CLOCK_MONOTONIC ns, 0 if never."""
-
-    name: str
-    size: int
-    issued: int = 0
-    p2p: int = 0
-    at: int = 0
-    waiting_since: int = 0
-    op: str = ""
-    site: str = ""
-    group_rank: int = 0
-    first: int = 0
-    stride: int = 0
-    torn: bool = False
-    """Read while it was being written: the parts may not belong together."""
-
-    @property
-    def waiting(self) -> bool:
-        return self.waiting_since != 0
-
-    def members(self) -> range | None:
-        """Return the global ranks of the group, or None where the page does not know them."""
-        if self.size == 1:
-            return range(self.first, self.first + 1)
-        return range(self.first, self.first + self.size * self.stride, self.stride) if self.stride else None
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """What a page said at one moment; times in CLOCK_MONOTONIC ns, 0 if never."""
-
-    pid: int
-    flags: int = 0
-    phase: int = 0
-    steps: int = 0
-    step_at: int = 0
-    pulse: int = 0
-    pulse_at: int = 0
-    doing: int = 0
-    crowded: int = 0
-    groups: tuple[GroupProgress, ...] = ()
-
-    def has(self, flag: Flag) -> bool:
-        return bool(self.flags & flag)
-
-    @property
-    def collectives(self) -> int:
-        """Collectives and point-to-point operations of all groups: any change is progress."""
-        return sum(group.issued + group.p2p for group in self.groups)
 
 
 _pages: "weakref.WeakSet[Page]" = weakref.WeakSet()
@@ -213,20 +132,20 @@ class Page:
         """Any sign of life. Two threads at once may count as one."""
         words = self._words
         words[_PULSE_AT] = time.monotonic_ns()
-        words[_PULSE] = (words[_PULSE] + 1) & 0xFFFF_FFFF_FFFF
+        words[_PULSE] = (words[_PULSE] + 1) & _COUNT_MASK
 
     def enter(self, doing: int) -> None:
         """Beat, and say what the rank is inside of from now on."""
         words = self._words
         words[_DOING] = doing
         words[_PULSE_AT] = time.monotonic_ns()
-        words[_PULSE] = (words[_PULSE] + 1) & 0xFFFF_FFFF_FFFF
+        words[_PULSE] = (words[_PULSE] + 1) & _COUNT_MASK
 
     def step(self) -> None:
         """One optimizer step was made."""
         words = self._words
         words[_STEP_AT] = time.monotonic_ns()
-        words[_STEPS] += 1
+        words[_STEPS] = (words[_STEPS] + 1) & _COUNT_MASK
 
     def add_group(self, name: str, size: int, group_rank: int, members: range | None) -> int:
         """Give a group a slot with counts of zero, and return its index.

@@ -8,9 +8,7 @@ B3  Never Py_Finalize: it would touch every page that is shared with the zygote.
 import atexit
 import contextlib
 import gc
-import importlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -18,33 +16,43 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import setproctitle
 
 from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.child import settle
+from argosy.process.fresh import become_fresh, take_environment
 from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
 from argosy.process.stacks import arm
 
 
-def run_rank(runtime: Path, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+
+class Inherited(NamedTuple):
+    """What a rank has from its zygote besides memory."""
+
+    runtime: Path
+    changed: Mapping[str, str]
+    """Variables that packages set while they were imported."""
+    blas: Sequence[Callable[[int], object]]
+
+
+def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
     """Be the rank until it ends; returns the exit code, or dies by the signal that ended the script."""
     known = set(sys.modules)
-    variables = settle(runtime, run, spec, fds)
-    _take_environment(variables)
+    variables = {**settle(inherited.runtime, run, spec, fds), **inherited.changed}
+    take_environment(variables)
     os.umask(launch.umask)
     page = _open_page(spec.page)
     with contextlib.suppress(OSError):
         arm(spec.stacks)
         if page is not None:
             page.set_flag(Flag.STACKS)
-    _reseed()
-    _set_threads(variables)
-    setproctitle.setproctitle(
-        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
-    )
+    become_fresh(launch.cwd, variables, inherited.blas)
+    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -61,8 +69,7 @@ def run_rank(runtime: Path, run: str, launch: Launch, spec: RankSpec, fds: Seque
 
 def _run_user_code(launch: Launch) -> int:
     """Run the script or module as `__main__`; negative is the signal that the interpreter would die of."""
-    importlib.invalidate_caches()  # Files may have come since the zygote looked.
-    sys.argv = [launch.target, *launch.args]
+    sys.argv[:] = [launch.target, *launch.args]
     sys.orig_argv = [
         *launch.python,
         *(["-m"] if launch.kind == "module" else []),
@@ -111,13 +118,34 @@ def _guarded(body: Callable[[], None]) -> int:
     except SystemExit as error:
         return _exit_code(error.code)
     except BaseException as error:
-        # B2: our own frames are the outermost ones.
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        _show(error.with_traceback(trace))
+        _hide_frames(error)
+        _show(error)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _hide_frames(error: BaseException) -> None:
+    """Take Argosy's frames (boot, hooks) out of the traceback and of those that it is chained to (B2)."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        each = chain.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        frames: list[types.TracebackType] = []
+        trace = each.__traceback__
+        while trace is not None:
+            if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                frames.append(trace)
+            trace = trace.tb_next
+        kept: types.TracebackType | None = None
+        for frame in reversed(frames):
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        each.__traceback__ = kept
+        chain += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            chain += cast("BaseExceptionGroup[BaseException]", each).exceptions
 
 
 def _show(error: BaseException) -> None:
@@ -150,7 +178,7 @@ def _end(code: int, known: set[str]) -> int:
     cast(Any, atexit)._run_exitfuncs()
     _flush()
     for name in [name for name in sys.modules if name not in known]:
-        module: object = sys.modules.pop(name)
+        module = cast(object, sys.modules.pop(name))
         if isinstance(module, types.ModuleType):  # Anything may stand in sys.modules.
             _clear(module)
     main = sys.modules.get("__main__")
@@ -183,14 +211,6 @@ def _flush() -> bool:
     return good
 
 
-def _take_environment(variables: Mapping[str, str]) -> None:
-    """Make `variables` the environment, for Python and for C."""
-    for name in list(os.environ):
-        if name not in variables:
-            del os.environ[name]
-    os.environ.update(variables)
-
-
 def _open_page(path: str) -> Page | None:
     try:
         page = Page.create(path)
@@ -199,19 +219,3 @@ def _open_page(path: str) -> Page | None:
         return None
     page.claim()
     return page
-
-
-def _reseed() -> None:
-    """Give each rank its own random numbers where nobody seeds; forked generators are all alike."""
-    random.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()
-
-
-def _set_threads(variables: Mapping[str, str]) -> None:
-    """Let torch use as many threads as if it had been imported under this environment."""
-    count = variables.get("OMP_NUM_THREADS", "")
-    if "torch" in sys.modules and count.isdecimal() and int(count) > 0:
-        sys.modules["torch"].set_num_threads(int(count))

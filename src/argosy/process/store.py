@@ -29,6 +29,6 @@ def serve_store(runtime: Path, message: ForkStore, listener: int) -> int:
     store = TCPStore(
         "127.0.0.1", message.port, is_master=True, wait_for_workers=False, master_listen_fd=3, use_libuv=True
     )
-    while store is not None:  # It serves from a thread of its own; a signal ends this process.
+    while True:  # It serves from a thread of its own; a signal ends this process.
         signal.pause()
-    return 0
+        store.num_keys()  # Keeps the server referenced.

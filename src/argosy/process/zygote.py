@@ -20,7 +20,8 @@ import setproctitle
 
 from argosy.core import ArgosyError, PeerLost, RankId
 from argosy.fabric import Link, connect
-from argosy.process.boot import run_rank
+from argosy.observe import install
+from argosy.process.boot import Inherited, run_rank
 from argosy.process.child import reset_signals
 from argosy.process.lifeline import hold_lifeline
 from argosy.process.messages import (
@@ -41,6 +42,7 @@ from argosy.process.preload import Preloaded, preload
 from argosy.process.proc import born
 from argosy.process.reaper import Reaper
 from argosy.process.store import serve_store
+from argosy.process.threads import blas_setters
 
 RECONNECT_S = 60.0
 """Without an agent for this long, the zygote ends; its ranks then depend on the warden."""
@@ -54,6 +56,7 @@ class Zygote:
         self.reaper = Reaper(runtime)
         self.ready = False
         self.retired = False
+        self.inherited = Inherited(runtime, {}, [])
         self.link: Link[ToZygote] | None = None
         self.born = born(os.getpid())
         hold_lifeline(runtime)
@@ -124,6 +127,9 @@ class Zygote:
         """Import what the ranks will need, and say how that went."""
         began = time.monotonic()
         result: Preloaded = preload(entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
+        install()
+        changed = {name: value for name, value in result.environ.items() if value is not None}
+        self.inherited = Inherited(self.runtime, changed, blas_setters())
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled
@@ -139,7 +145,7 @@ class Zygote:
             link.send(ForkFailed(message.run, spec.rank, f"fork failed: {error.strerror}"))
             return
         if pid == 0:
-            self.become(lambda: run_rank(self.runtime, message.run, message.launch, spec, fds))  # Z2
+            self.become(lambda: run_rank(self.inherited, message.run, message.launch, spec, fds))  # Z2
         child = Child(message.run, spec.rank, born(pid))
         self.reaper.children[pid] = child
         link.send(Forked(child))
