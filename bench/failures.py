@@ -8,6 +8,7 @@ torchrun is heard on its output; Ray and Monarch are heard by the call that rais
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -51,21 +52,45 @@ def wait_fact(ranks: Ranks, wanted: Callable[[AnyFact], bool]) -> float:
 # --- seen: SIGKILL and SIGSTOP of one rank
 
 
-def seen_by_argosy(stage: Stage, size: int, tries: int, number: signal.Signals) -> list[float | Failed]:
+def seen_by_argosy(
+    stage: Stage, size: int, tries: int, number: signal.Signals, kind: str = "bare"
+) -> list[float | Failed]:
+    """What the journal says; ranks that train may be replaced often, bare ones three times in a launch."""
     seconds: list[float | Failed] = []
-    with argosy_ranks(stage, size, "step", "--restart", "rank", "--max-restarts", "1000") as ranks:
-        for victim in range(tries):
-            told = ranks.wait_all("step", UP_S)[victim % size]
-            time.sleep(0.4)  # The others make a step, which counts as progress: no backoff.
+    most = tries if kind == "alone" or number is signal.SIGSTOP else 3
+    while len(seconds) < tries:
+        with argosy_ranks(stage, size, kind, "--restart", "rank") as ranks:
+            told = ranks.wait_all("step" if kind == "alone" else "ready", UP_S)
+            time.sleep(0.4)  # All have made a step more, which counts as progress.
+            seconds += [seen_once(ranks, told[index % size], number) for index in range(most)]
+    return seconds
+
+
+def seen_once(ranks: Ranks, told: Told, number: signal.Signals) -> float | Failed:
+    time.sleep(0.1)
+    at = time.time()
+    os.kill(told.pid, number)
+    try:
+        return wait_fact(ranks, partial(is_about, told, at)) - at
+    except Failed as failed:
+        return failed
+    finally:
+        if number is signal.SIGSTOP:
+            os.kill(told.pid, signal.SIGCONT)
+
+
+def seen_by_kernel(stage: Stage, size: int, tries: int) -> list[float]:
+    """The floor: how long the kernel takes to end a rank with torch in its memory."""
+    seconds: list[float] = []
+    with argosy_ranks(stage, size, "alone", "--restart", "rank") as ranks:
+        for told in list(ranks.wait_all("step", UP_S).values())[:tries]:
+            time.sleep(0.5)
+            pidfd = os.pidfd_open(told.pid)
             at = time.time()
-            os.kill(told.pid, number)
-            try:
-                seconds.append(wait_fact(ranks, partial(is_about, told, at)) - at)
-            except Failed as failed:
-                seconds.append(failed)
-            finally:
-                if number is signal.SIGSTOP:
-                    os.kill(told.pid, signal.SIGCONT)
+            os.kill(told.pid, signal.SIGKILL)
+            select.select([pidfd], [], [], SEEN_S)
+            seconds.append(time.time() - at)
+            os.close(pidfd)
     return seconds
 
 
@@ -81,7 +106,7 @@ def is_about(told: Told, since: float, fact: AnyFact) -> bool:
 
 def seen_by_torchrun(stage: Stage, size: int, number: signal.Signals, *flags: str) -> float:
     """What torchrun says when it sees the failure; it restarts nothing, so saying is all it does."""
-    with torchrun_ranks(stage, size, "plain", *flags) as ranks:
+    with torchrun_ranks(stage, size, "bare", *flags) as ranks:
         told = ranks.wait_all("ready", UP_S)[size // 2]
         time.sleep(0.5)
         at = time.time()
@@ -104,7 +129,7 @@ def peer_values(stage: Stage, peer: str, *args: str) -> list[float]:
 
 
 def killed_row(stage: Stage, size: int, tries: int) -> Row:
-    kill = signal.SIGKILL
+    kill, few = signal.SIGKILL, min(tries, size, 8)
     return Row(
         key="killed",
         title=f"SIGKILL of one rank to the supervisor's word (argosy: {size} ranks; peers: 4)",
@@ -116,6 +141,8 @@ def killed_row(stage: Stage, size: int, tries: int) -> Row:
                 sample=partial(seen_by_torchrun, stage, 4, kill, "--monitor-interval=0.01"),
             ),
             Contender(name="argosy", sample=partial(seen_by_argosy, stage, size, tries, kill)),
+            Contender(name="argosy, torch ranks", sample=partial(seen_by_argosy, stage, size, few, kill, "alone")),
+            Contender(name="kernel, torch ranks", sample=partial(seen_by_kernel, stage, size, few)),
             Contender(name="ray", sample=partial(peer_values, stage, "ray", "kill", "5"), repeat_max=1),
             Contender(name="monarch", sample=partial(peer_values, stage, "monarch", "4", "kill"), repeat_max=2),
             Contender(
@@ -149,7 +176,7 @@ def stopped_row(stage: Stage, size: int, tries: int) -> Row:
 def replaced_by_argosy(stage: Stage, size: int, tries: int) -> list[float | Failed]:
     """From the kill to the word of the replacement that torch is imported; the others must not have changed."""
     seconds: list[float | Failed] = []
-    with argosy_ranks(stage, size, "step", "--restart", "rank", "--max-restarts", "1000") as ranks:
+    with argosy_ranks(stage, size, "alone", "--restart", "rank") as ranks:
         for victim in range(tries):
             before = ranks.wait_all("step", UP_S)
             told = before[victim % size]
@@ -199,7 +226,7 @@ def gloo_by_torchrun(
 
 
 def torchrun_all_back(stage: Stage, size: int) -> list[float | Failed]:
-    with torchrun_ranks(stage, size, "step", "--max-restarts=1") as ranks:
+    with torchrun_ranks(stage, size, "alone", "--max-restarts=1") as ranks:
         return back_after_kill(ranks, 1, "ready")
 
 
@@ -248,7 +275,7 @@ def adopted_by_argosy(stage: Stage, size: int) -> float:
     Then it is killed again, and a rank leaves with 42 before there is another: that code must be recorded and
     be the command's own.
     """
-    with argosy_ranks(stage, size, "plain") as ranks:
+    with argosy_ranks(stage, size, "bare") as ranks:
         told = ranks.wait_all("ready", UP_S)
         time.sleep(0.5)
         at = time.time()
@@ -282,7 +309,7 @@ def supervised(old_agent: int) -> set[int]:
 
 
 def adopted_by_torchrun(stage: Stage, size: int) -> float:
-    with torchrun_ranks(stage, size, "plain") as ranks:
+    with torchrun_ranks(stage, size, "bare") as ranks:
         told = ranks.wait_all("ready", UP_S)
         os.kill(ranks.command.pid, signal.SIGKILL)
         time.sleep(3.0)
@@ -306,7 +333,7 @@ def rows(stage: Stage, options: Options) -> Sequence[Row]:
     quick = options.quick
     size = 8 if quick else 64
     return [
-        killed_row(stage, size, 8 if quick else 20),
+        killed_row(stage, size, 6 if quick else 21),
         stopped_row(stage, size, 4 if quick else 20),
         replaced_row(stage, size, 4 if quick else 10, 4 if quick else 16),
         adopted_row(stage, size),

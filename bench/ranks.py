@@ -8,7 +8,8 @@ from pathlib import Path
 from contenders import SCRIPTS, Live, Stage, free_port, torchrun_command, wait_until
 from harness import Failed
 
-STEADY = str(SCRIPTS / "steady.py")
+KINDS = {"bare": ["bare_steady.py"], "alone": ["steady.py", "alone"], "gloo": ["steady.py", "gloo"]}
+"""Script and argument of each kind of rank; the directory goes between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,19 @@ class Ranks:
             now = self.now(what)
             return len(now) == self.size and not but & {told.pid for told in now.values()}
 
-        wait_until(all_told, deadline_s, f"{self.size} ranks {what}", every_s=0.005)
+        wait_until(all_told, deadline_s, f"{self.size} ranks {what}", every_s=0.01)
         return self.now(what)
+
+
+def _script(kind: str, home: Path) -> list[str]:
+    name, *args = KINDS[kind]
+    return [str(SCRIPTS / name), str(home), *args]
 
 
 @contextlib.contextmanager
 def argosy_ranks(stage: Stage, size: int, kind: str, *flags: str) -> Generator[Ranks]:
     home, run_dir = stage.new_dir(), stage.new_dir()
-    with stage.argosy("run", "-n", str(size), "--dir", str(run_dir), *flags, STEADY, str(home), kind) as command:
+    with stage.argosy("run", "-n", str(size), "--dir", str(run_dir), *flags, *_script(kind, home)) as command:
         yield Ranks(command, home, size, run_dir)
 
 
@@ -67,6 +73,6 @@ def torchrun_ranks(
     home = stage.new_dir()
     endpoint = [f"--rdzv-endpoint=127.0.0.1:{free_port()}"] if any("c10d" in flag for flag in flags) else []
     where = [] if endpoint else ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    argv = torchrun_command(size, STEADY, str(home), kind, flags=[*where, *endpoint, *flags])
+    argv = torchrun_command(size, *_script(kind, home), flags=[*where, *endpoint, *flags])
     with stage.live(argv, extra) as command:
         yield Ranks(command, home, size, home)
