@@ -105,9 +105,7 @@ def main() -> int:
     words = ["run", "-n", str(RANKS), "--max-restarts", "3", "--name", run]
     words += ["examples/train_gpt.py", str(STEPS), checkpoint]
     print("$ argosy " + " ".join(words), flush=True)
-    launch = subprocess.Popen(
-        [*ARGOSY, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    launch = subprocess.Popen([*ARGOSY, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         story = watch(launch, run)
     except KeyboardInterrupt:

@@ -44,8 +44,7 @@ def test_a_hang_can_be_made_to_end_the_run_with_evidence_taken_first(console: Co
     assert ended.code != 0
     assert LINE in ended.text
     incidents = [
-        json.loads(path.read_text())
-        for path in Path(console.ps("ends")["dir"]).glob("incidents/*/incident.json")
+        json.loads(path.read_text()) for path in Path(console.ps("ends")["dir"]).glob("incidents/*/incident.json")
     ]
     assert any(LINE in facts["headline"] for facts in incidents)
 

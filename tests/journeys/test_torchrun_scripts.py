@@ -52,10 +52,7 @@ def test_a_small_script_trains_to_the_same_weights(scripts: Console) -> None:
 def test_a_script_that_exits_3_fails_with_3(scripts: Console) -> None:
     """torchrun turns every failure into 1; the code of the first rank that failed says more."""
     (scripts.cwd / "three.py").write_text(
-        "import os, sys, time\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    print('leaving'); sys.exit(3)\n"
-        "time.sleep(600)\n"
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    print('leaving'); sys.exit(3)\ntime.sleep(600)\n"
     )
     theirs = scripts.torchrun(*TWO, "three.py")
     ours = scripts.argosy("run", *TWO, "three.py")

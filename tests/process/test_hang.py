@@ -174,6 +174,18 @@ def test_a_rank_that_compiles_or_saves_is_busy(file: str, doing: str):
     assert isinstance(endless, Hang), "no excuse lasts for ever"
 
 
+def test_backward_that_compiles_on_a_thread_of_its_own_is_busy():
+    main = Thread("MainThread", (Frame(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"),), True)
+    engine = Thread("0x7f", (Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "bw_compiler"),))
+    verdict = judge(suspect([rank(0), rank(1, 11, waiting=False)]), {1: Stack("faulthandler", (engine, main))})
+    assert isinstance(verdict, Busy)
+
+
+def test_a_rank_that_was_stopped_while_it_compiled_is_stopped():
+    stack = at((f"{TORCH}/_inductor/compile_fx.py", 9, "compile_fx"))
+    assert hang([rank(0), rank(1, 11, waiting=False, state="T")], {1: stack}).kind == "stopped"
+
+
 def test_a_compiled_model_that_runs_is_not_compiling():
     stack = at(
         (f"{TORCH}/_inductor/output_code.py", 763, "__call__"),

@@ -35,7 +35,7 @@ def ended(index: int, log: str = "", *, code: int | None = 1, **more: object) ->
 
 
 def killed(index: int, number: int, **more: object) -> Exit:
-    return ended(index, status=WaitStatus(signal=number), **more)
+    return msgspec.structs.replace(ended(index), status=WaitStatus(signal=number), **more)
 
 
 def test_the_reaper_s_order_decides():

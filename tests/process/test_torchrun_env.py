@@ -30,7 +30,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     place = tmp_path_factory.mktemp("environment")
     (place / "look.py").write_text(SCRIPT)
     flags = ["--nproc-per-node", "2", "--max-restarts", "3", "look.py"]
-    args = ["--local=${local_rank}", "a b", ""]
+    args = ["--place=${local_rank}", "a b", ""]
     with terminal(place) as console:
         torchrun = console.torchrun(*flags, "torchrun", *args)
         argosy = console.argosy("run", *flags, "argosy", *args)

@@ -27,6 +27,7 @@ from argosy.process import (
     default_name,
     fingerprint,
     parse_restart,
+    rank_defaults,
     reach_agent,
     scan,
     seal_environment,
@@ -111,7 +112,7 @@ def make_launch(
         preload = scan(target, kind == "module", path, cache_dir() / "scans")
         print_of_packages = fingerprint(path)
     directory, name = choose_directory(options, target)
-    return Launch(
+    launch = Launch(
         name=name,
         directory=str(directory),
         argv=["argosy", *sys.argv[1:]],
@@ -123,7 +124,6 @@ def make_launch(
         cwd=os.getcwd(),
         umask=current_umask(),
         preload=preload,
-        key=zygote_key(python, environment, preload, print_of_packages) if kind != "program" else "",
         fingerprint=print_of_packages,
         restart=choose_restart(options, dims),
         grace_s=options.grace,
@@ -137,6 +137,9 @@ def make_launch(
         linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
         store=kind != "program" and find_spec("torch") is not None,
     )
+    if kind == "program":
+        return launch
+    return msgspec.structs.replace(launch, key=zygote_key(launch, {**rank_defaults(launch), **environment}))
 
 
 def check_target(kind: str, target: str) -> None:

@@ -27,7 +27,6 @@ from argosy.process.launch import Launch
 from argosy.process.messages import RankSpec
 from argosy.process.stacks import arm
 
-
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -52,7 +51,9 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
+    setproctitle.setproctitle(
+        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
+    )
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -97,9 +98,15 @@ def _run_script(path: str) -> None:
         __builtins__=sys.modules["builtins"],
         __annotations__={},
     )
-    sys.modules["__main__"] = main
+    _install_main(main)
     source = Path(path).read_bytes()
     exec(compile(source, path, "exec", dont_inherit=True), vars(main))
+
+
+def _install_main(main: types.ModuleType) -> None:
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing was imported in the zygote, and took its main for ours.
+        sys.modules["__mp_main__"] = main
 
 
 def _run_module(name: str) -> None:
@@ -107,7 +114,7 @@ def _run_module(name: str) -> None:
 
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=sys.modules["builtins"], __annotations__={})
-    sys.modules["__main__"] = main
+    _install_main(main)
     cast(Any, runpy)._run_module_as_main(name)
 
 

@@ -151,6 +151,6 @@ def stacks_text(stacks: Mapping[int, Stack]) -> str:
 def _without_boot(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Cut the outermost frames that start the script: Argosy's, and runpy's between them."""
     end = len(frames)
-    while end and frames[end - 1].file.startswith((_OURS, "<frozen")):
+    while end and frames[end - 1].file.startswith((_OURS, "<frozen", "<string>")):
         end -= 1
     return tuple(frames[:end]) if end else tuple(frames)

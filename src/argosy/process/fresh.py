@@ -3,7 +3,6 @@
 The zygote decided it for itself, in another directory, with another environment.
 """
 
-import contextlib
 import errno
 import io
 import logging
@@ -29,7 +28,6 @@ def take_environment(variables: Mapping[str, str]) -> None:
 
 def become_fresh(cwd: str, variables: Mapping[str, str], blas: Sequence[Callable[[int], object]]) -> None:
     """Decide again what depends on the rank's own environment, directory, identity and time."""
-    _tolerate_full_disk()
     _reseed()
     _set_threads(variables, blas)
     cast(Any, threading.main_thread())._set_native_id()
@@ -82,10 +80,14 @@ class _Tolerant(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
-def _tolerate_full_disk() -> None:
-    """Let the raw layer under stdout and stderr survive a full disk. The text objects stay the same."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, TypeError):
-            raw = cast(Any, stream).buffer
-            if type(raw) is io.FileIO:
-                raw.__class__ = _Tolerant
+def tolerate_full_disk() -> None:
+    """Replace stdout and stderr by equals that survive a full disk. In the zygote, before any package keeps them."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        old = cast(io.TextIOWrapper, getattr(sys, name))
+        raw = _Tolerant(fd, "wb", closefd=False)
+        cast(Any, raw).name = f"<{name}>"
+        buffer = cast(Any, raw)  # Without a buffer between, as `python -u` has it.
+        new = io.TextIOWrapper(buffer, old.encoding, old.errors, newline="\n", write_through=True)
+        cast(Any, new).mode = "w"
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)

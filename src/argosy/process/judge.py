@@ -31,17 +31,23 @@ class Hang(msgspec.Struct, frozen=True):
 
 def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
     """Say with the stacks whether the suspicion is a hang, and describe it in one line."""
-    blamed = [culprit.index for culprit in suspect.culprits]
-    if suspect.quiet_s < suspect.policy.busy_max_s:
-        for index in blamed or suspect.stuck:
+    blamed = [culprit.index for culprit in suspect.culprits] or suspect.stuck
+    certain = any(culprit.kind in ("stopped", "exited") for culprit in suspect.culprits)
+    if suspect.quiet_s < suspect.policy.busy_max_s and not certain:
+        for index in blamed:
             doing = activity(stacks[index]) if index in stacks else ""
             if doing:
                 return Busy(f"rank {index} {doing}", 2 * max(suspect.quiet_s, suspect.policy.hang_after_s))
     culprits, waits = _unmask(suspect, stacks)
     kinds = {culprit.kind for culprit in culprits}
     kind = next((kind for kind in _GRAVEST_FIRST if kind in kinds), "collective")
-    blamed = tuple(culprit.index for culprit in culprits)
-    return Hang(_headline(culprits, waits, stacks), kind, blamed, _details(culprits, waits, stacks), suspect.since)
+    return Hang(
+        headline=_headline(culprits, waits, stacks),
+        kind=kind,
+        culprits=tuple(culprit.index for culprit in culprits),
+        details=_details(culprits, waits, stacks),
+        since=suspect.since,
+    )
 
 
 _GRAVEST_FIRST: tuple[Kind, ...] = ("stopped", "exited", "blocked", "spinning", "elsewhere")
@@ -59,8 +65,11 @@ _LONG_WORK = (
 
 def activity(stack: Stack) -> str:
     """What long but honest work a rank is at, seen from its main thread; "" if none."""
+    frames = stack.frames
+    if _hidden_wait(stack) == "backward":  # on accelerators a thread of its own runs it, and may compile it
+        frames = tuple(frame for thread in stack.threads for frame in thread.frames)
     for doing, marks in _LONG_WORK:
-        for frame in stack.frames:
+        for frame in frames:
             if any(mark in frame.file for mark in marks) and frame.function != "run":
                 return doing
     return ""

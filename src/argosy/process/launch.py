@@ -1,7 +1,7 @@
 """What one `argosy run` asks for, and the environment that each of its ranks gets."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -55,10 +55,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return size
 
 
-def zygote_key(python: Sequence[str], env: Mapping[str, str], preload: Sequence[str], fingerprint: str) -> str:
+def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:
     """Name the zygote that can fork these ranks: equal inputs, equal process image."""
     digest = hashlib.blake2s(digest_size=8)
-    for part in (*python, "", fingerprint, "", *preload, ""):
+    for part in (*launch.python, "", launch.fingerprint, "", *launch.preload, ""):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     for name in sorted(env):
         if name not in UNKEYED and not name.startswith(UNKEYED_PREFIXES):

@@ -10,7 +10,7 @@ import msgspec
 from argosy.core import PeerLost, RankId
 from argosy.fabric import Link, cache_dir
 from argosy.process.imports import TORCH
-from argosy.process.launch import Launch
+from argosy.process.launch import Launch, rank_defaults
 from argosy.process.messages import (
     Child,
     Preload,
@@ -83,7 +83,7 @@ class Pool:
             zygote.key,
         ]
         log = str(self.runtime / f"zygote-{zygote.key}.out")
-        spec = RankSpec(RankId("zygote", 0), dict(PRELOAD_ENV), log, log)
+        spec = RankSpec(RankId("zygote", 0), dict(PRELOAD_ENV), log, log, defaults=rank_defaults(zygote.launch))
         spawn = Spawn(zygote.key, spec, argv, "/", 0o077, what="zygote", secrets=False)
         self._spawn(spawn, [self._sealed[zygote.key]])
 

@@ -30,6 +30,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 12
 ANSWER_S = 0.2
 SETTLE_S = 0.015
 SPIES_MAX = 8
+BEGUN_MAX = 8  # per step, which thus stays short
 KILLED_S = 0.2
 _FD_MIN = 200  # out of the way of descriptors that a script may count on
 
@@ -76,37 +77,40 @@ class Taking:
     def __init__(
         self, targets: Sequence[Target], now: float, *, deadline_s: float = 10.0, native: Iterable[int] = ()
     ) -> None:
-        self._answers_by = now + ANSWER_S
         self._ends_at = now + deadline_s
         self._stacks: dict[int, Stack] = {}
         self._answers: list[_Answer] = []
         self._queue: list[_Spy] = []
         self._spies: list[_Spy] = []
         self._py_spy = find_py_spy()
-        wanted = frozenset(native)
-        for target in targets:
-            self._begin(target, now, native=target.index in wanted)
+        self._todo = list(targets)
+        self._native = frozenset(native)
 
     def step(self, now: float) -> bool:
-        """Look what has arrived; True when there is nothing left to wait for."""
+        """Go on, see what has arrived; True when there is nothing left to wait for."""
+        begun, self._todo = self._todo[:BEGUN_MAX], self._todo[BEGUN_MAX:]
+        for target in begun:
+            self._begin(target, now, native=target.index in self._native)
         for answer in [a for a in self._answers if a.settled(now)]:
-            self._answers.remove(answer)
             self._finish(answer.target.index, answer.read())
-        if now >= self._answers_by:
-            waiting = {spy.target.index for spy in self._queue + self._spies}
-            for answer in self._answers:  # a late answer still counts, whichever comes first
-                if answer.target.index not in waiting and not answer.grew():
-                    self._ask_py_spy(answer.target, answer.proc)
+        asked = {spy.target.index for spy in self._queue + self._spies}
+        for answer in list(self._answers):  # a late answer still counts, whichever comes first
+            if answer.silent(now) and answer.target.index not in asked:
+                self._ask_py_spy(answer.target, answer.proc)
         for spy in [s for s in self._spies if s.ended()]:
             self._spies.remove(spy)
             self._finish(spy.target.index, spy.read())
         while self._queue and len(self._spies) < SPIES_MAX:
             spy = self._queue.pop(0)
-            spy.start()
-            self._spies.append(spy)
+            try:
+                spy.start()
+                self._spies.append(spy)
+            except OSError as error:
+                note = f"py-spy could not be started: {error.strerror}"
+                self._finish(spy.target.index, Stack("proc", proc=spy.proc, note=note))
         if now >= self._ends_at:
             self.close()
-        return not (self._answers or self._queue or self._spies)
+        return not (self._todo or self._answers or self._queue or self._spies)
 
     def result(self) -> dict[int, Stack]:
         """What is known so far, by rank."""
@@ -114,14 +118,16 @@ class Taking:
 
     def close(self) -> None:
         """End what still runs; those ranks get what the kernel says of them."""
-        for spy in self._spies:
-            spy.kill()
         for pending in [*self._answers, *self._queue, *self._spies]:
             self._finish(pending.target.index, Stack("proc", proc=pending.proc, note="no answer in time"))
-        self._answers, self._queue, self._spies = [], [], []
+        for target in self._todo:
+            self._finish(target.index, Stack("proc", note="no time was left"))
+        self._todo = []
 
     def _begin(self, target: Target, now: float, *, native: bool) -> None:
-        proc = read_proc(target.pid, deep=True)
+        proc = read_proc(target.pid)
+        if proc is not None and proc.state in "TtD":  # of those that answer for themselves it is not needed
+            proc = read_proc(target.pid, deep=True)
         if proc is None or proc.start != target.start or proc.state in "ZX":
             self._finish(target.index, Stack("proc", note="the process is gone"))
         elif proc.state == "D":  # a debugger would block together with it
@@ -143,16 +149,13 @@ class Taking:
             self._queue.append(_Spy(self._py_spy, target, proc, native))
 
     def _finish(self, index: int, stack: Stack) -> None:
-        """Keep the better of two answers, and stop waiting for the other."""
-        known = self._stacks.get(index)
-        if known is None or (stack.threads and not known.threads):
-            self._stacks[index] = stack
-        if stack.threads:
-            for spy in [s for s in self._spies if s.target.index == index]:
-                spy.kill()
-                self._spies.remove(spy)
-            self._queue = [s for s in self._queue if s.target.index != index]
-            self._answers = [a for a in self._answers if a.target.index != index]
+        """Keep the answer, and stop waiting for another one of the same rank."""
+        self._stacks[index] = stack
+        for spy in [spy for spy in self._spies if spy.target.index == index]:
+            self._spies.remove(spy)
+            spy.kill()
+        self._queue = [spy for spy in self._queue if spy.target.index != index]
+        self._answers = [answer for answer in self._answers if answer.target.index != index]
 
 
 class _Answer:
@@ -162,7 +165,7 @@ class _Answer:
         self.target, self.proc = target, proc
         self._main = 0
         self._offset = self._size = 0
-        self._size_at = now
+        self._asked_at = self._size_at = now
 
     def ask(self) -> bool:
         """Send the signal if the rank is armed (S1)."""
@@ -190,8 +193,9 @@ class _Answer:
             os.close(pidfd)
         return True
 
-    def grew(self) -> bool:
-        return self._size > self._offset
+    def silent(self, now: float) -> bool:
+        """Whether it should have answered by now and has not begun to."""
+        return self._size == self._offset and now - self._asked_at >= ANSWER_S
 
     def settled(self, now: float) -> bool:
         """Whether the file grew and then rested: faulthandler writes line by line, without an end mark."""
@@ -201,12 +205,15 @@ class _Answer:
             return False
         if size != self._size:
             self._size, self._size_at = size, now
-        return self.grew() and now - self._size_at >= SETTLE_S
+        return self._size > self._offset and now - self._size_at >= SETTLE_S
 
     def read(self) -> Stack:
-        with open(self.target.stack_file or "", "rb") as file:
-            file.seek(self._offset)
-            text = file.read().decode(errors="replace")
+        try:
+            with open(self.target.stack_file or "", "rb") as file:
+                file.seek(self._offset)
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return Stack("proc", proc=self.proc, note=f"no stack: {error.strerror}")
         return Stack("faulthandler", threads=parse_faulthandler(text, main=self._main), proc=self.proc)
 
 
@@ -225,11 +232,18 @@ class _Spy:
 
     def start(self) -> None:
         # Memory files, not pipes: nobody has to read while it writes, and a full disk does not matter.
-        self._out, self._err = os.memfd_create("py-spy-out"), os.memfd_create("py-spy-err")
+        self._out = os.memfd_create("py-spy-out")
         environment = {"PATH": os.defpath, "RUST_BACKTRACE": "0"}
-        self._process = subprocess.Popen(
-            self._argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, env=environment
-        )
+        try:
+            self._err = os.memfd_create("py-spy-err")
+            self._process = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, env=environment
+            )
+        except OSError:
+            for fd in (self._out, self._err):
+                if fd >= 0:
+                    os.close(fd)
+            raise
 
     def ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None

@@ -229,7 +229,7 @@ def _execute(runtime: Path, message: Spawn, fds: list[int], report: int) -> None
         spec = message.spec
         if message.what == "zygote":  # It gets no secrets: they differ between the runs that share it.
             os.setpgid(0, 0)
-            variables = {**open_environment(fds[0]).variables, **spec.variables}
+            variables = {**spec.defaults, **open_environment(fds[0]).variables, **spec.variables}
             for target, path in ((1, spec.out), (2, spec.err)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), target)
         else:

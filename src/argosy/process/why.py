@@ -15,6 +15,7 @@ from argosy.process.facts import (
     AnyFact,
     GaveUp,
     HangSeen,
+    IncidentTaken,
     LaunchEnded,
     LaunchStarted,
     LogTrouble,
@@ -199,17 +200,21 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
 def _history(facts: Sequence[AnyFact]) -> list[Event]:
     """What changed the run's course; of the exits only the first after each restart."""
     events: list[Event] = []
-    fell = False
+    fell: int | None = None
     for fact in facts:
         match fact:
             case LaunchStarted(launch=launch, size=size):
-                fell = False
-                events.append(Event(fact.at, f"launch {launch} began with {size} ranks"))
-            case RankExited(asked=False) if not fact.status.ok and not fell:
-                fell = True
+                fell = None
+                events.append(Event(fact.at, f"launch {launch} began with {size} rank{'s' * (size > 1)}"))
+            case RankExited(asked=False) if not fact.status.ok and fell is None:
+                fell = len(events)
                 events.append(Event(fact.at, _exit_text(fact)))
+            case IncidentTaken(headline=headline) if fell is not None:  # knows better than the order of exits
+                events[fell] = Event(events[fell].at, headline)
+            case IncidentTaken(headline=headline):
+                events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
-                fell = False
+                fell = None
                 which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
                 events.append(Event(fact.at, f"{which} restarted as generation {generation}"))
             case RankPaused(resumed=resumed):

@@ -23,6 +23,7 @@ from argosy.fabric import Link, connect
 from argosy.observe import install
 from argosy.process.boot import Inherited, run_rank
 from argosy.process.child import reset_signals
+from argosy.process.fresh import tolerate_full_disk
 from argosy.process.lifeline import hold_lifeline
 from argosy.process.messages import (
     Child,
@@ -178,4 +179,5 @@ def main() -> None:
     """Become a zygote: argv holds the runtime directory and the key."""
     runtime, key = Path(sys.argv[1]), sys.argv[2]
     setproctitle.setproctitle(f"argosy: zygote {key}")
+    tolerate_full_disk()
     Zygote(runtime, key).loop()

@@ -32,6 +32,4 @@ if __name__ == "__main__":
     trainer.fit(Model())
     kind = type(trainer.strategy.cluster_environment).__name__
     if trainer.is_global_zero:
-        print(
-            "RESULT", f"{trainer.callback_metrics['loss'].item():.6f}", trainer.world_size, kind, flush=True
-        )
+        print("RESULT", f"{trainer.callback_metrics['loss'].item():.6f}", trainer.world_size, kind, flush=True)
