@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from argosy.process.facts import AnyFact, RankExited, RankPaused
 from contenders import SCRIPTS, Stage, wait_until
 from harness import Contender, Failed, Goal, Options, Row, run_benches
 from peers import python_of
 from ranks import Ranks, Told, argosy_ranks, torchrun_ranks
 
 from argosy.process import list_runs, read_facts
-from argosy.process.facts import AnyFact, RankExited, RankPaused
 
 UP_S = 300.0
 SEEN_S = 10.0
@@ -289,7 +289,8 @@ def adopted_by_argosy(stage: Stage, size: int) -> float:
         lost = {t.pid for t in told.values()} - exits.keys()
         if code != 42 or exits.get(told[size // 2].pid) != 42 or lost:
             raise Failed(f"exit code {code} instead of 42; {len(lost)} exits not recorded")
-        return seconds
+    stage.go_cold()  # What was left of the killed agents should not meet the next row.
+    return seconds
 
 
 def kill_agent() -> int:

@@ -40,6 +40,11 @@ def time_peer(stage: Stage, peer: str, ranks: int, what: str) -> float:
     return stage.time([python_of(peer), script(f"{peer}_launch.py"), str(ranks), what], DEADLINE_S)
 
 
+def ray(stage: Stage, ranks: int, what: str) -> Contender:
+    """Ray with as many actors as surely fit in memory, which its name says; they cost half a second each."""
+    return Contender(name=f"ray, {ranks} ranks", sample=partial(time_peer, stage, "ray", ranks, what), repeat_max=1)
+
+
 def time_forkserver(stage: Stage, ranks: int, what: str) -> float:
     return stage.time([sys.executable, script("forkserver.py"), str(ranks), what], DEADLINE_S)
 
@@ -80,7 +85,7 @@ def barrier_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
     dear = [
         Contender(name="torchrun gloo", sample=with_port(time_torchrun, stage, ranks, name, "gloo"), repeat_max=1),
         Contender(name="monarch", sample=partial(time_peer, stage, "monarch", ranks, "torch"), repeat_max=1),
-        Contender(name="ray", sample=partial(time_peer, stage, "ray", ranks, "torch"), repeat_max=1),
+        ray(stage, min(ranks, 32), "torch"),
     ]
     return Row(
         key="barrier",
@@ -123,7 +128,6 @@ def memory_row(stage: Stage, ranks: int) -> Row:
 
 def bare_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
     name = "bare.py"
-    ray = Contender(name="ray", sample=partial(time_peer, stage, "ray", ranks, "plain"), repeat_max=1)
 
     def by_mpirun() -> float:
         flags = [*MPI_FLAGS, *["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo", "-np"], str(ranks)]
@@ -139,7 +143,7 @@ def bare_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
             Contender(name="forkserver", sample=partial(time_forkserver, stage, ranks, "plain")),
             Contender(name="mpirun", sample=by_mpirun),
             Contender(name="monarch", sample=partial(time_peer, stage, "monarch", ranks, "plain"), repeat_max=1),
-            *([] if quick else [ray]),
+            *([] if quick else [ray(stage, min(ranks, 64), "plain")]),
         ],
         goals=[
             Goal(of="argosy cold", times_of="torchrun", times=8),
@@ -155,6 +159,8 @@ def start_row(stage: Stage) -> Row:
     def timed(*argv: str) -> Callable[[], Sequence[float]]:
         return lambda: [stage.time(argv, 30) for _ in range(5)]
 
+    torchrun_help = partial(stage.time, torchrun_command(1, "--help"), 30)
+
     return Row(
         key="start",
         title="the command line itself (python is the floor: `python -c pass`)",
@@ -163,7 +169,7 @@ def start_row(stage: Stage) -> Row:
             Contender(name="python", sample=timed(sys.executable, "-c", "pass"), warm_up=True),
             Contender(name="import argosy", sample=timed(sys.executable, "-c", "import argosy"), warm_up=True),
             Contender(name="argosy --help", sample=timed(*argosy(), "--help"), warm_up=True),
-            Contender(name="torchrun --help", sample=timed(*torchrun_command(1, "--help")), repeat_max=1),
+            Contender(name="torchrun --help", sample=torchrun_help, repeat_max=2),
         ],
         goals=[Goal(of="argosy --help", at_most=0.100), Goal(of="import argosy", at_most=0.050)],
     )

@@ -23,6 +23,8 @@ from peers import ROOT, python_of
 
 RANKS = 4
 DEADLINE_S = 120.0
+ABSENT = r"rank 3\b.* trouble\.py:\d+"
+"""The rank that stayed away, and where it is instead."""
 Start = Callable[..., AbstractContextManager[Live]]
 """Takes a stage, a script and its arguments."""
 
@@ -184,20 +186,20 @@ def hang_named(stage: Stage, start: Start, patience_s: float) -> float:
     home = stage.new_dir()
     with start(stage, SCRIPTS / "trouble.py", str(home), "hang") as command:
         at = trouble_at(home, command)
-        return command.wait_line(r"rank 3\b", patience_s, after=at) - at
+        return command.wait_line(ABSENT, patience_s, after=at) - at
 
 
 def hang_asked(stage: Stage) -> float:
-    """Seconds that `argosy why` takes to name rank 3, asked two seconds after it stayed away."""
+    """Seconds that `argosy stacks` takes to show where rank 3 is, asked two seconds after it stayed away."""
     home = stage.new_dir()
     with by_argosy(stage, SCRIPTS / "trouble.py", str(home), "hang") as command:
         trouble_at(home, command)
         time.sleep(2.0)
-        with stage.argosy("why") as why:
-            why.wait(DEADLINE_S)
-            if not re.search(r"rank 3\b", why.text()):
-                raise Failed(f"not named: {why.last_word()}")
-            return why.seconds
+        with stage.argosy("stacks") as asked:
+            asked.wait(DEADLINE_S)
+            if not re.search(ABSENT, asked.text()):
+                raise Failed(f"not named: {asked.last_word()}")
+            return asked.seconds
 
 
 def hang_row(stage: Stage, *, quick: bool) -> Row:
@@ -215,7 +217,7 @@ def hang_row(stage: Stage, *, quick: bool) -> Row:
             Contender(name="torchrun", sample=partial(hang_named, stage, by_torchrun, patience_s), repeat_max=1),
             *([] if quick else [default]),
             Contender(name="argosy --hang-after 3", sample=partial(hang_named, stage, impatient, 30.0), repeat_max=2),
-            Contender(name="argosy why, asked", sample=partial(hang_asked, stage), repeat_max=2),
+            Contender(name="argosy stacks, asked", sample=partial(hang_asked, stage), repeat_max=2),
         ],
     )
 
