@@ -16,6 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -44,7 +45,7 @@ class Inherited(NamedTuple):
 
 def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
     """Be the rank until it ends; returns the exit code, or dies by the signal that ended the script."""
-    known = set(sys.modules)
+    known = len(sys.modules)
     variables = {**settle(inherited.runtime, run, spec, fds), **inherited.changed}
     take_environment(variables)
     os.umask(launch.umask)
@@ -183,13 +184,13 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _end(code: int, known: set[str]) -> int:
+def _end(code: int, known: int) -> int:
     """Do what the interpreter does at its end, without touching what is shared (B3)."""
     with contextlib.suppress(BaseException):
         cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()
     _flush()
-    _forget_modules(known - {"__main__", "__mp_main__"})
+    _forget_modules(known)
     flushed = _flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -197,10 +198,14 @@ def _end(code: int, known: set[str]) -> int:
     return code if flushed or code else 120
 
 
-def _forget_modules(known: set[str]) -> None:
-    """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals."""
+def _forget_modules(known: int) -> None:
+    """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals.
+
+    Only the newest entries of sys.modules are looked at: a reference counted is a shared page copied (B3).
+    """
     sys.last_type = sys.last_value = sys.last_traceback = None
-    modules = [sys.modules.pop(name) for name in list(sys.modules) if name not in known]
+    newest = islice(reversed(sys.modules), max(0, len(sys.modules) - known))
+    modules = [sys.modules.pop(name, None) for name in [*reversed(list(newest)), "__main__", "__mp_main__"]]
     remaining = [weakref.ref(module) for module in modules if type(module) is types.ModuleType]
     del modules
     gc.collect()
