@@ -36,7 +36,7 @@ def test_cleaning_spares_checkpoints_and_running_runs(console: Console) -> None:
     assert began.code == 0, began.text
     console.pid("alive", 0)
 
-    cleaned = console.argosy("clean")
+    cleaned = console.argosy("clean", "--all")
     assert cleaned.code == 0, cleaned.text
     assert not list(plain.glob("logs/*/*"))
     assert (kept / "checkpoints" / "gpt.pt").read_bytes() == b"weights"

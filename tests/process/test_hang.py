@@ -5,11 +5,11 @@ import pytest
 
 from argosy.core import WaitStatus
 from argosy.observe import GroupProgress, Phase, Progress
-from argosy.process.evidence import ProcSample
-from argosy.process.frames import Frame, Stack, Thread
-from argosy.process.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
-from argosy.process.judge import Busy, Hang, judge
-from argosy.process.watch import Tracker, Watch
+from argosy.process.evidence.frames import Frame, Stack, Thread
+from argosy.process.evidence.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
+from argosy.process.evidence.judge import Busy, Hang, judge
+from argosy.process.evidence.proc_sample import ProcSample
+from argosy.process.evidence.watch import Tracker, Watch
 
 POLICY = HangPolicy()
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -172,6 +172,18 @@ def test_a_rank_that_compiles_or_saves_is_busy(file: str, doing: str):
     assert judge(suspect(views, 31.0), {1: stack}) == Busy(f"rank 1 {doing}", 62.0)
     endless = judge(suspect(views, 2000.0), {1: stack})
     assert isinstance(endless, Hang), "no excuse lasts for ever"
+
+
+def test_backward_that_compiles_on_a_thread_of_its_own_is_busy():
+    main = Thread("MainThread", (Frame(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"),), True)
+    engine = Thread("0x7f", (Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "bw_compiler"),))
+    verdict = judge(suspect([rank(0), rank(1, 11, waiting=False)]), {1: Stack("faulthandler", (engine, main))})
+    assert isinstance(verdict, Busy)
+
+
+def test_a_rank_that_was_stopped_while_it_compiled_is_stopped():
+    stack = at((f"{TORCH}/_inductor/compile_fx.py", 9, "compile_fx"))
+    assert hang([rank(0), rank(1, 11, waiting=False, state="T")], {1: stack}).kind == "stopped"
 
 
 def test_a_compiled_model_that_runs_is_not_compiling():

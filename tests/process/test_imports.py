@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.imports import TORCH, fingerprint, scan
+from argosy.process.imports.scan import TORCH, fingerprint, scan
 
 
 def write(root: Path, files: dict[str, str]) -> None:

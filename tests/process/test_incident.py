@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from argosy.core import RankId, WaitStatus
-from argosy.process.evidence import log_tail, read_proc
-from argosy.process.frames import Frame, Stack, Thread
-from argosy.process.incident import (
+from argosy.process.evidence.frames import Frame, Stack, Thread
+from argosy.process.evidence.incident import (
     Exit,
     Incident,
     crash_incident,
@@ -21,7 +20,8 @@ from argosy.process.incident import (
     read_incidents,
     write_incident,
 )
-from argosy.process.stacks import Target, take
+from argosy.process.evidence.proc_sample import log_tail, read_proc
+from argosy.process.evidence.stacks import Target, take
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 HEAD = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n'
@@ -35,7 +35,7 @@ def ended(index: int, log: str = "", *, code: int | None = 1, **more: object) ->
 
 
 def killed(index: int, number: int, **more: object) -> Exit:
-    return ended(index, status=WaitStatus(signal=number), **more)
+    return msgspec.structs.replace(ended(index), status=WaitStatus(signal=number), **more)
 
 
 def test_the_reaper_s_order_decides():
@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_written_is_an_os_error(tmp_path: Path):
 
 STUCK = """
 import sys, time
-from argosy.process.stacks import arm
+from argosy.process.evidence.stacks import arm
 arm(sys.argv[1])
 def hold():
     print("ready", flush=True); time.sleep(600)

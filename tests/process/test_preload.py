@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import argosy
-from argosy.process.imports import TORCH
-from argosy.process.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
+from argosy.process.imports.scan import TORCH
+from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
 
 PROGRAM = """
 import dataclasses, json, os, sys
-from argosy.process.preload import preload
+from argosy.process.rank.preload import preload
 sys.path.insert(0, sys.argv.pop(1))
 heard, PLAIN = [], type(os.environ)
 done = preload(sys.argv.pop(1).split(","), heard.append)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.evidence import catches, read_proc
-from argosy.process.frames import group_stacks, parse_faulthandler, place, stacks_text
-from argosy.process.stacks import STACK_SIGNAL, Taking, Target, take
+from argosy.process.evidence.frames import group_stacks, parse_faulthandler, place, stacks_text
+from argosy.process.evidence.proc_sample import catches, read_proc
+from argosy.process.evidence.stacks import STACK_SIGNAL, Taking, Target, take
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ARMED = "import sys; from argosy.process.stacks import arm; arm(sys.argv[1])\n"
+ARMED = "import sys; from argosy.process.evidence.stacks import arm; arm(sys.argv[1])\n"
 
 SLEEPS = """
 import time
@@ -132,6 +132,7 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     ranks.wait_ready()
     deadline = time.monotonic() + 60
     places = ["", ""]
+    stacks = take(targets)
     while places != ["script0.py:9 in sync", "script0.py:12 in read_batch"] and time.monotonic() < deadline:
         time.sleep(0.05)
         stacks = take(targets)
@@ -202,6 +203,28 @@ def test_a_silent_rank_is_asked_through_py_spy(ranks: Ranks):
     ranks.wait_ready()
     stack = take([target])[0]
     assert (stack.source, place(stack)) == ("py-spy", "script0.py:7 in load")
+
+
+def test_a_silent_rank_that_py_spy_cannot_read_gets_the_kernel_s_word(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    target = ranks.start("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS)
+    ranks.wait_ready()
+    failing = tmp_path / "py-spy"
+    failing.write_text(f"#!/bin/sh\necho tried >> {tmp_path}/tries\necho 'Error: not permitted' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    stack = take([target], 60.0)[0]
+    assert (stack.source, stack.note) == ("proc", "py-spy: not permitted")
+    assert (tmp_path / "tries").read_text() == "tried\n"
+
+
+def test_without_py_spy_the_remedy_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    target = ranks.start(SLEEPS, armed=False)
+    ranks.wait_ready()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert take([target])[0].note == "no stack: py-spy is not installed; pip install py-spy"
 
 
 def test_native_frames_of_one_rank_on_request(ranks: Ranks):

@@ -8,19 +8,20 @@ import msgspec
 import pytest
 
 from argosy.core import RankId, WaitStatus
-from argosy.process.facts import (
+from argosy.process.evidence.frames import Frame
+from argosy.process.evidence.incident import Incident, StackGroup
+from argosy.process.evidence.why import RunView, explain, render, to_json
+from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
     HangSeen,
+    IncidentTaken,
     LaunchEnded,
     LaunchStarted,
     RankExited,
     Restarting,
     StopAsked,
 )
-from argosy.process.frames import Frame
-from argosy.process.incident import Incident, StackGroup
-from argosy.process.why import RunView, explain, render, to_json
 
 ARGV = ["argosy", "run", "-d", "-n", "4", "--name", "night", "train.py", "--note", "two words"]
 RUN = RunView(
@@ -59,8 +60,9 @@ NIGHT: list[AnyFact] = [
     exited(2, 8000.0, signal=signal.SIGKILL),
     exited(0, 8000.1, code=1),
     Restarting(at=8000.5, ranks=[0, 1, 2, 3], generation=1, cause="killed by SIGKILL"),
-    exited(1, 20_000.0, code=1),
-    exited(3, 20_000.2, code=1),
+    exited(3, 20_000.0, code=1),
+    exited(1, 20_000.1, code=1),
+    IncidentTaken(at=20_000.3, incident="20000-crash", headline="rank 1 failed: ValueError: bad batch (exit code 1)"),
     GaveUp(at=20_001.0, reason="1 of 1 restarts used"),
     LaunchEnded(at=20_002.0, launch=0, code=1, reason="rank 1 failed"),
 ]
@@ -96,6 +98,7 @@ def test_the_morning_after():
     ):
         assert said in text, said
     assert text.count("Traceback") == 1
+    assert "rank 3 failed" not in text, "it was reaped first, but is a follower"
     assert re.search(r"\d\d:\d\d:\d\d rank 1 failed", text)
 
 
@@ -148,7 +151,7 @@ def test_a_hang_of_a_running_run_leads():
 def test_without_an_incident_the_facts_must_do():
     report = explain(RUN, NIGHT, [])
     assert report.verdict == "failed"
-    assert report.headline == "rank 1 failed: exit code 1"
+    assert report.headline == "rank 3 failed: exit code 1"
     assert report.host == "node7"
 
 

@@ -2,7 +2,7 @@
 
 from argosy.fabric.here import Arrive, Place, Released, here
 from argosy.fabric.link import BadFrame, Link, accept, connect, listen, peer_credentials
-from argosy.fabric.paths import build_id, cache_dir, runtime_dir, shared_memory_dir, state_dir
+from argosy.fabric.paths import build_id, cache_dir, runtime_dir, shared_memory_dir, shared_memory_path, state_dir
 
 __all__ = [
     "Arrive",
@@ -19,5 +19,6 @@ __all__ = [
     "peer_credentials",
     "runtime_dir",
     "shared_memory_dir",
+    "shared_memory_path",
     "state_dir",
 ]

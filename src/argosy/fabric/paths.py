@@ -49,10 +49,15 @@ def runtime_dir() -> Path:
     return path
 
 
+def shared_memory_path(runtime: Path) -> Path:
+    """Where this runtime's shared-memory files are, if there are any."""
+    digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
+    return Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")) / f"argosy-{os.getuid()}-{digest}"
+
+
 def shared_memory_dir(runtime: Path) -> Path:
     """The directory of this runtime's shared-memory files, made if missing."""
-    digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
-    path = Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")) / f"argosy-{os.getuid()}-{digest}"
+    path = shared_memory_path(runtime)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
         raise ConfigError(f"the shared-memory directory is not yours: {path}")
