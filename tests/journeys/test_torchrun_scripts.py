@@ -32,7 +32,7 @@ def people(scripts: Console, tmp_path: Path) -> Console:
 def lines_of(out: bytes) -> set[str]:
     """What was said, whichever rank said it: the prefix differs, and equal lines of ranks are shown once."""
     lines = out.decode().splitlines()
-    return {re.sub(r"^\[[\d,-]+\] ?", "", line).rstrip() for line in lines}
+    return {re.sub(r"^\[[\d,-]+\]", "", line).strip() for line in lines}
 
 
 def results_of(out: bytes) -> list[str]:
