@@ -99,10 +99,16 @@ class Pool:
             link.send(Preload(zygote.entries))
         return True
 
-    def adopt(self, launch: Launch, hello: ZygoteHello, link: Link[ToAgent]) -> None:
-        """Take over a zygote that an earlier agent had started for `launch`."""
-        zygote = self.zygotes.setdefault(hello.key, Zygote(launch, launch.preload))
-        zygote.link, zygote.pid, zygote.ready = link, hello.born.pid, hello.ready
+    def expect(self, launch: Launch, sealed: int) -> None:
+        """Make room for a zygote that an earlier agent had started for `launch`."""
+        if launch.key not in self.zygotes:
+            self.zygotes[launch.key] = Zygote(launch, without(launch.preload, list(self.left_out(launch))))
+            self._sealed[launch.key] = os.dup(sealed)
+
+    def serves(self, launch: Launch, ready: Ready) -> bool:
+        """Whether a zygote serves the caller, or will call `ready`."""
+        zygote = self.zygotes.get(launch.key)
+        return zygote is not None and (zygote.ready or any(ready == waiting for waiting, _ in zygote.waiting))
 
     def preloaded(self, message: ZygoteReady) -> None:
         """Preloading ended: use the zygote, or start a fresh one without what spoiled it."""
