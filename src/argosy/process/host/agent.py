@@ -198,6 +198,7 @@ class Agent:
             case Forked() | ForkFailed() | ChildExited() | ChildPaused():
                 self.reported(message)
             case ZygoteHello():
+                self.adoption.environments(message.runs, fds)
                 self.greet(link, message)
             case ZygoteReady():
                 self.pool.preloaded(message)
