@@ -25,6 +25,7 @@ import setproctitle
 from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
+from argosy.process.rank.cgroup import TITLE
 from argosy.process.rank.child import settle
 from argosy.process.rank.deadline import exit_after
 from argosy.process.rank.fresh import become_fresh, shadow, take_environment
@@ -59,9 +60,7 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(
-        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
-    )
+    setproctitle.setproctitle(f"{TITLE}{spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:
