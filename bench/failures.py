@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from argosy.process.facts import AnyFact, RankExited, RankPaused
+import msgspec
 from contenders import SCRIPTS, Stage, wait_until
 from harness import Contender, Failed, Goal, Options, Row, run_benches
 from peers import python_of
@@ -38,13 +39,22 @@ TORCHRUN_C10D = ["--rdzv-backend=c10d", "--local-addr=127.0.0.1", "--monitor-int
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def wait_fact(ranks: Ranks, wanted: Callable[[AnyFact], bool]) -> float:
+Fact = dict[str, Any]
+
+
+def facts_of(run_dir: Path, kind: str) -> list[Fact]:
+    """The facts of one kind in a run's journal, as plain values."""
+    facts: list[Fact] = [msgspec.to_builtins(fact) for fact in read_facts(run_dir)]
+    return [fact for fact in facts if fact["type"] == kind]
+
+
+def wait_fact(ranks: Ranks, kind: str, wanted: Callable[[Fact], bool]) -> float:
     """Wait for a fact in the journal; returns the time it was recorded with."""
     end = time.monotonic() + SEEN_S
     while time.monotonic() < end:
-        for fact in read_facts(ranks.run_dir):
+        for fact in facts_of(ranks.run_dir, kind):
             if wanted(fact):
-                return fact.at
+                return float(fact["at"])
         time.sleep(0.01)
     raise Failed(f"not recorded within {SEEN_S:g} s")
 
@@ -71,12 +81,19 @@ def seen_once(ranks: Ranks, told: Told, number: signal.Signals) -> float | Faile
     at = time.time()
     os.kill(told.pid, number)
     try:
-        return wait_fact(ranks, partial(is_about, told, at)) - at
+        if number is signal.SIGSTOP:
+            # A millisecond of grace, since the times come from two processes.
+            return wait_fact(ranks, "RankPaused", lambda fact: is_pause(fact, told.rank, at - 0.001)) - at
+        return wait_fact(ranks, "RankExited", lambda fact: fact["pid"] == told.pid) - at
     except Failed as failed:
         return failed
     finally:
         if number is signal.SIGSTOP:
             os.kill(told.pid, signal.SIGCONT)
+
+
+def is_pause(fact: Fact, rank: int, since: float) -> bool:
+    return fact["rank"]["index"] == rank and not fact["resumed"] and fact["at"] >= since
 
 
 def seen_by_kernel(stage: Stage, size: int, tries: int) -> list[float]:
@@ -92,16 +109,6 @@ def seen_by_kernel(stage: Stage, size: int, tries: int) -> list[float]:
             seconds.append(time.time() - at)
             os.close(pidfd)
     return seconds
-
-
-def is_about(told: Told, since: float, fact: AnyFact) -> bool:
-    """Whether the fact says that this rank's process ended, or was stopped since."""
-    if isinstance(fact, RankExited):
-        return fact.pid == told.pid
-    if not isinstance(fact, RankPaused) or fact.resumed:
-        return False
-    # A millisecond of grace, since the times come from two processes.
-    return fact.rank.index == told.rank and fact.at >= since - 0.001
 
 
 def seen_by_torchrun(stage: Stage, size: int, number: signal.Signals, *flags: str) -> float:
@@ -285,7 +292,7 @@ def adopted_by_argosy(stage: Stage, size: int) -> float:
         kill_agent()
         os.kill(told[size // 2].pid, signal.SIGUSR2)
         code = ranks.command.wait(UP_S)
-        exits = {fact.pid: fact.status.code for fact in read_facts(ranks.run_dir) if isinstance(fact, RankExited)}
+        exits = {fact["pid"]: fact["status"]["code"] for fact in facts_of(ranks.run_dir, "RankExited")}
         lost = {t.pid for t in told.values()} - exits.keys()
         if code != 42 or exits.get(told[size // 2].pid) != 42 or lost:
             raise Failed(f"exit code {code} instead of 42; {len(lost)} exits not recorded")

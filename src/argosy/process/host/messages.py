@@ -23,8 +23,14 @@ class Born(msgspec.Struct, frozen=True):
     start: int
 
 
+ORPHAN = "orphan"
+
+
 class Child(msgspec.Struct, frozen=True):
-    """A process that a zygote or the warden started for a run: a rank, or `what` serves it."""
+    """A process that a zygote or the warden started for a run: a rank, or `what` serves it.
+
+    An `ORPHAN` is one that lost its parent, seen by the warden, which knows it by `born` alone.
+    """
 
     run: str
     rank: RankId

@@ -99,10 +99,16 @@ class Pool:
             link.send(Preload(zygote.entries))
         return True
 
-    def adopt(self, launch: Launch, hello: ZygoteHello, link: Link[ToAgent]) -> None:
-        """Take over a zygote that an earlier agent had started for `launch`."""
-        zygote = self.zygotes.setdefault(hello.key, Zygote(launch, launch.preload))
-        zygote.link, zygote.pid, zygote.ready = link, hello.born.pid, hello.ready
+    def expect(self, launch: Launch, sealed: int) -> None:
+        """Make room for a zygote that an earlier agent had started for `launch`."""
+        if launch.key not in self.zygotes:
+            self.zygotes[launch.key] = Zygote(launch, without(launch.preload, list(self.left_out(launch))))
+            self._sealed[launch.key] = os.dup(sealed)
+
+    def serves(self, launch: Launch, ready: Ready) -> bool:
+        """Whether a zygote serves the caller, or will call `ready`."""
+        zygote = self.zygotes.get(launch.key)
+        return zygote is not None and (zygote.ready or any(ready == waiting for waiting, _ in zygote.waiting))
 
     def preloaded(self, message: ZygoteReady) -> None:
         """Preloading ended: use the zygote, or start a fresh one without what spoiled it."""
@@ -133,10 +139,15 @@ class Pool:
         zygote.entries = entries
         self._start(zygote)
 
+    def spawned(self, child: Child) -> None:
+        """A zygote's process exists; one that retires may still live under the same key."""
+        if (zygote := self.zygotes.get(child.run)) is not None:
+            zygote.pid = child.born.pid
+
     def exited(self, child: Child) -> None:
         """A zygote's process ended. If it was still importing, what it imported last is left out."""
         zygote = self.zygotes.get(child.run)
-        if zygote is None or (zygote.pid not in (0, child.born.pid)):
+        if zygote is None or zygote.pid != child.born.pid:
             return
         if zygote.ready or not zygote.waiting:
             self._forget(zygote.key)

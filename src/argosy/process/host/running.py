@@ -129,12 +129,42 @@ class Running:
     def zygote_ready(self, zygote: Zygote | None) -> None:
         """The zygote can fork (None: ranks are executed)."""
         self.zygote, self.executed = zygote, zygote is None
-        if self.state.began:  # A new zygote for ranks that wait to be replaced.
-            waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
-            if waiting:
-                self.start(waiting)
+        if self.state.began:
+            self.start_waiting()
         else:
             self.feed(root.Begin())
+
+    @property
+    def forks(self) -> bool:
+        """Whether ranks come from a zygote."""
+        return self.launch.kind != "program" and not self.executed
+
+    @property
+    def needs_zygote(self) -> bool:
+        """Whether ranks wait for a zygote to come up."""
+        waits = not self.state.began or any(slot.starting for slot in self.state.slots)
+        return self.forks and waits and (self.zygote is None or self.zygote.link is None)
+
+    def awaits(self, rank: RankId) -> bool:
+        """Whether this rank was asked for and nobody has said yet that it exists."""
+        return rank.index < len(self.state.slots) and (
+            self.state.slots[rank.index].starting and self.state.rank(rank.index) == rank
+        )
+
+    def start_waiting(self) -> None:
+        """Start the ranks that were asked for and never came: whoever was to start them is gone."""
+        waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
+        for rank in waiting:  # P2: it may have come into being without anybody being told.
+            self.end_unseen(rank)
+        if waiting:
+            self.start(waiting)
+
+    def end_unseen(self, rank: RankId) -> None:
+        """Kill processes of a rank whose pid nobody knows."""
+        if leaf := self.leaf(rank):
+            kill_leaf(leaf)
+        else:
+            kill_marked(f"{self.run}/{rank}", None)
 
     # --- events in, effects out
 

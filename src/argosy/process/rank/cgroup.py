@@ -81,10 +81,11 @@ def remove_leaf(leaf: str) -> bool:
     return True
 
 
-def kill_marked(mark: str, group: int) -> None:
-    """Kill the process group, and every process of this user whose environment carries the mark."""
-    with contextlib.suppress(OSError):
-        os.killpg(group, signal.SIGKILL)
+def kill_marked(mark: str, group: int | None) -> None:
+    """Kill the process group if it is known, and every process of this user whose environment carries the mark."""
+    if group is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
     needle = f"{MARK}={mark}\0".encode()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
