@@ -120,7 +120,9 @@ class Machine:
         if fate < 0.45:
             self.exit(process, self.random.uniform(1, 90), WaitStatus(code=0))
         elif fate < 0.75:
-            self.exit(process, self.random.uniform(1, 30), self.random.choice([WaitStatus(code=3), WaitStatus(signal=9)]))
+            self.exit(
+                process, self.random.uniform(1, 30), self.random.choice([WaitStatus(code=3), WaitStatus(signal=9)])
+            )
         else:
             self.exit(process, 500.0, WaitStatus(code=0))
 

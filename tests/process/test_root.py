@@ -127,9 +127,7 @@ def test_a_group_of_torchs_own_turns_rank_into_all_and_says_so():
 
 
 def test_without_a_group_only_the_failed_rank_is_replaced():
-    _, effects = root.react(
-        begun(restart=Restart.rank()), root.Exited(RankId("main", 1), WaitStatus(signal=9)), 1.0
-    )
+    _, effects = root.react(begun(restart=Restart.rank()), root.Exited(RankId("main", 1), WaitStatus(signal=9)), 1.0)
     assert do.Start((RankId("main", 1, 1),)) in effects
     assert "Signal" not in kinds(effects)
 
