@@ -44,7 +44,8 @@ def main() -> None:
         optimizer.zero_grad()
         print("STEP", data.step, os.environ.get("RANK", "0"), *ids, flush=True)
         data.commit()
-        time.sleep(0.1)  # Time to be killed in.
+        if os.environ.get("HOLD_AT") == str(data.step - 1) and os.environ["RANK"] == "1":
+            time.sleep(600)  # To be killed at a known step.
         if data.step % 5 == 0 and os.environ.get("RANK", "0") == "0":
             state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "data": data.state_dict()}
             torch.save(state, "draft.pt")
