@@ -57,7 +57,7 @@ def test_killed_twice_and_resumed_on_one_rank(tmp_path: Path) -> None:
 
 
 def kill_at(console: Console, words: list[str], out: Path, step: int) -> str:
-    """Start two ranks under torchrun and kill one, which waits for it, when it has printed `step`; returns all that was printed."""
+    """Start two ranks under torchrun, kill one when it has printed `step`; returns all that was printed."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     with out.open("wb") as stream:
         env = {**console.env, "HOLD_AT": str(step)}

@@ -1,6 +1,6 @@
 """A small GPT-like training on a token file, as people write them: DDP, gradient accumulation, a checkpoint file.
 
-    torchrun --nproc-per-node 2 tokens.py train.bin STEPS
+torchrun --nproc-per-node 2 tokens.py train.bin STEPS
 """
 
 import os
