@@ -15,6 +15,7 @@ import numpy as np
 from argosy.core import ConfigError
 from argosy.data.permute import derive_key
 
+_SIGNED = 0x7FFFFFFFFFFFFFFF
 _now = threading.local()
 
 
@@ -23,21 +24,23 @@ def seed_generators(*key: int | str) -> None:
 
     `seed_generators(seed, step, microbatch)` before a microbatch makes dropout the same in every attempt.
     """
-    _set(derive_key(*key))
+    word = derive_key(*key)
+    _set(word)
+    torch = cast(Any, sys.modules.get("torch"))
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(word & _SIGNED)
 
 
 def _set(word: int) -> None:
+    """Key the generators of the CPU."""
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)
     torch = cast(Any, sys.modules.get("torch"))
     if torch is None or not hasattr(torch, "default_generator"):
         return
     # torch.manual_seed asks every backend, which costs 300 times as much.
-    signed = word & 0x7FFFFFFFFFFFFFFF
-    torch.default_generator.manual_seed(signed)
-    if torch.cuda.is_initialized():
-        for generator in torch.cuda.default_generators:
-            generator.manual_seed(signed)
+    torch.default_generator.manual_seed(word & _SIGNED)
 
 
 def begin_sample(seed: int, epoch: int, index: int, *, globally: bool) -> None:
