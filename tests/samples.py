@@ -61,3 +61,11 @@ class Greedy(Numbers):
         if index == 3:
             raise MemoryError
         return super().__getitem__(index)
+
+
+class Threaded(Numbers):
+    """Starts a thread wherever it is unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

@@ -92,17 +92,16 @@ def fill(
             return Filled(batch, rows)
     samples: list[Any] = []
     skipped: list[Skipped] = []
-    for number in range(reader.count(rows)):
+    for number, (epoch, index) in enumerate(reader.keys(rows)):
         progress(number)
-        identity = reader.identity(rows, number)
-        begin_sample(recipe.seed, identity.epoch, identity.index, globally=recipe.seeded)
+        begin_sample(recipe.seed, epoch, index, globally=recipe.seeded)
         try:
             samples.append(reader.one(rows, number))
         except Exception as error:
             where = reader.where(rows, number)
             if recipe.skip is None or not isinstance(error, recipe.skip.errors):
                 raise _sample_error(where, error) from error
-            skipped.append(Skipped(identity, where, _describe(error)))
+            skipped.append(Skipped(reader.identity(rows, number), where, _describe(error)))
     if not samples:
         batch = None
     elif recipe.collate is not None:

@@ -3,7 +3,9 @@
 K1  The same key gives the same numbers from `random`, `numpy.random` and torch, whatever was drawn before.
 """
 
+import hashlib
 import random
+import struct
 import sys
 import threading
 from collections.abc import Generator
@@ -16,6 +18,8 @@ from argosy.core import ConfigError
 from argosy.data.permute import derive_key
 
 _SIGNED = 0x7FFFFFFFFFFFFFFF
+_ALL = 0xFFFFFFFFFFFFFFFF
+_SAMPLE = struct.Struct("<QQQ")
 _now = threading.local()
 
 
@@ -45,7 +49,8 @@ def _set(word: int) -> None:
 
 def begin_sample(seed: int, epoch: int, index: int, *, globally: bool) -> None:
     """Key what a source draws for one sample; `globally` only where no other thread draws."""
-    word = derive_key(seed, "sample", epoch, index)
+    digest = hashlib.blake2b(_SAMPLE.pack(seed & _ALL, epoch, index), digest_size=8).digest()
+    word = int.from_bytes(digest, "little")
     _now.word = word
     if globally:
         _set(word)

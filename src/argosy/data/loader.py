@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from argosy.core import ConfigError
@@ -164,10 +164,10 @@ class Loader:
             if not tickets:
                 self.commit()
             for ticket in tickets:
-                batch = self._hand_out(ticket)
+                held = [self._hand_out(ticket)]
                 if ticket is tickets[-1]:
                     self.commit()  # Before the user has it: a state saved after this step counts it.
-                yield batch
+                yield held.pop()  # Not kept here: its memory serves the next one as soon as the user drops it.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, which is the same on every rank (for `Shards`, see there)."""
@@ -231,7 +231,7 @@ class Loader:
 
     def _account(self, ticket: Ticket, filled: Filled) -> None:
         """Keep what the microbatch reports until the step is committed."""
-        self._reports[ticket] = filled
+        self._reports[ticket] = replace(filled, batch=None)
         skip = self._recipe.skip
         if skip is None:
             return

@@ -163,6 +163,10 @@ class PackReader:
             filled = span.stop
         return {"tokens": tokens, "positions": positions, "documents": documents}
 
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        firsts = np.searchsorted(rows[:, 0], np.arange(self.count(rows)))
+        return [(epoch, index) for _, epoch, index, _, _ in rows[firsts].tolist()]
+
     def identity(self, rows: Rows, number: int) -> Identity:
         first = rows[rows[:, 0] == number][0]
         return Identity(0, int(first[1]), int(first[2]))

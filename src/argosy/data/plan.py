@@ -21,6 +21,7 @@ from argosy.data.permute import Permutation, derive_key
 Rows = NDArray[np.int64]
 """One row or more per sample; the columns are the plan's own, and its reader knows them."""
 State = dict[str, Any]
+CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +38,10 @@ class Reader(Protocol):
 
     def count(self, rows: Rows) -> int: ...
     def one(self, rows: Rows, number: int) -> Any: ...
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        """Epoch and index of each sample: what its random numbers are keyed by."""
+        ...
+
     def identity(self, rows: Rows, number: int) -> Identity: ...
     def where(self, rows: Rows, number: int) -> str: ...
     def gather(self, rows: Rows, empty: Empty) -> Any | None:
@@ -70,10 +75,21 @@ class MapPlan:
     def __init__(self, source: Any, shuffle: Shuffle, seed: int) -> None:
         self.source = source
         self.order = Order(length_of(source), shuffle, seed)
+        self._chunks: dict[int, Rows] = {}
 
     def rows(self, start: int, count: int) -> Rows:
-        epochs, indices = self.order.at(np.arange(start, start + count))
-        return np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
+        first, last = start // CHUNK, (start + count - 1) // CHUNK
+        chunks = [self._chunk(number) for number in range(first, last + 1)]
+        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        return whole[start - first * CHUNK : start - first * CHUNK + count]
+
+    def _chunk(self, number: int) -> Rows:
+        """Rows are made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
+        if number not in self._chunks:
+            epochs, indices = self.order.at(np.arange(number * CHUNK, (number + 1) * CHUNK))
+            rows = np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
+            self._chunks = {number: rows, **dict(list(self._chunks.items())[:1])}
+        return self._chunks[number]
 
     def end(self, epochs: int) -> int:
         return self.order.end_of(epochs)
@@ -89,6 +105,7 @@ class MapPlan:
 
     def restore(self, state: State, position: int, *, resize: bool) -> None:
         restore_order(self.order, state, position, resize=resize)
+        self._chunks.clear()
 
 
 class MixPlan:
@@ -202,8 +219,11 @@ class MapReader:
         return len(rows)
 
     def one(self, rows: Rows, number: int) -> Any:
-        source, _, index = rows[number]
-        return self.sources[source][int(index)]
+        source, _, index = rows[number].tolist()
+        return self.sources[source][index]
+
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        return [(epoch, index) for _, epoch, index in rows.tolist()]
 
     def identity(self, rows: Rows, number: int) -> Identity:
         return Identity(*(int(word) for word in rows[number]))

@@ -171,6 +171,9 @@ class ShardReader:
             self._open.pop(shard, None)  # A generator that raised is over.
             raise
 
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        return [(0, turn * self._source.shards + shard) for shard, turn in rows.tolist()]
+
     def identity(self, rows: Rows, number: int) -> Identity:
         shard, turn = (int(word) for word in rows[number])
         return Identity(shard, 0, turn * self._source.shards + shard)
