@@ -28,7 +28,7 @@ def test_every_run_ends_with_its_budget_kept_and_can_be_replayed(seed: int):
         assert machine.restarts <= machine.restart.max_restarts
     if machine.restart.policy == "never":
         assert machine.restarts == 0
-    failures = [fact for fact in machine.facts if isinstance(fact, facts.RankExited) and not fact.status.ok]
+    failures = [fact for fact in machine.told if isinstance(fact, facts.RankExited) and not fact.status.ok]
     if end.code == 0:
         assert not [fact for fact in failures if not fact.asked and machine.restart.policy == "never"]
     replayed = root.new_run(1, {"rank": machine.size}, machine.restart, machine.grace_s, machine.size)
@@ -127,9 +127,7 @@ def test_a_group_of_torchs_own_turns_rank_into_all_and_says_so():
 
 
 def test_without_a_group_only_the_failed_rank_is_replaced():
-    _, effects = root.react(
-        begun(restart=Restart.rank()), root.Exited(RankId("main", 1), WaitStatus(signal=9)), 1.0
-    )
+    _, effects = root.react(begun(restart=Restart.rank()), root.Exited(RankId("main", 1), WaitStatus(signal=9)), 1.0)
     assert do.Start((RankId("main", 1, 1),)) in effects
     assert "Signal" not in kinds(effects)
 
