@@ -289,7 +289,9 @@ class Agent:
         """A zygote or the warden says what became of a child."""
         match message:
             case Forked(child):
-                if child.what != "zygote" and child.run in self.runs:
+                if child.what == "zygote":
+                    self.pool.spawned(child)
+                elif child.run in self.runs:
                     self.runs[child.run].forked(child)
             case ForkFailed(run, rank, reason):
                 if rank.mesh == "zygote":

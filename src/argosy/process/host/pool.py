@@ -139,10 +139,15 @@ class Pool:
         zygote.entries = entries
         self._start(zygote)
 
+    def spawned(self, child: Child) -> None:
+        """A zygote's process exists; one that retires may still live under the same key."""
+        if (zygote := self.zygotes.get(child.run)) is not None:
+            zygote.pid = child.born.pid
+
     def exited(self, child: Child) -> None:
         """A zygote's process ended. If it was still importing, what it imported last is left out."""
         zygote = self.zygotes.get(child.run)
-        if zygote is None or (zygote.pid not in (0, child.born.pid)):
+        if zygote is None or zygote.pid != child.born.pid:
             return
         if zygote.ready or not zygote.waiting:
             self._forget(zygote.key)

@@ -304,6 +304,8 @@ class Running:
                 progressed=lived_s > STEADY_S or any(p.steps or p.collectives for p in progress.values()),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 oom=oom,
+                cpu_s=message.cpu_s,
+                max_rss_bytes=message.max_rss_bytes,
             )
         )
 

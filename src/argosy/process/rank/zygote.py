@@ -40,7 +40,7 @@ from argosy.process.host.proc import born
 from argosy.process.host.reaper import Reaper
 from argosy.process.rank.boot import Inherited, run_rank
 from argosy.process.rank.child import reset_signals
-from argosy.process.rank.fresh import tolerate_full_disk
+from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.rank.preload import Preloaded, preload
 from argosy.process.rank.store import serve_store
@@ -149,6 +149,7 @@ class Zygote:
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
         self.inherited = Inherited(self.runtime, changed, blas_setters(), self.inherited.fresh)
+        leave_finalizers()
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled

@@ -38,6 +38,8 @@ class RankExited(Fact, frozen=True, kw_only=True):
     status: WaitStatus
     asked: bool = False
     oom: str = ""
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
 
 
 class RankPaused(Fact, frozen=True, kw_only=True):

@@ -99,6 +99,8 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     progressed: bool = False
     grouped: bool = False
     oom: str = ""
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
 
 
 class StopWanted(msgspec.Struct, frozen=True, tag=True):
@@ -193,7 +195,16 @@ def _exited(state: RunState, event: Exited, now: float) -> Step:
     slot = state.slots[event.rank.index]
     if event.rank.generation != slot.generation or not slot.alive:
         return state, []
-    fact = facts.RankExited(at=now, rank=event.rank, pid=slot.pid, status=event.status, asked=slot.asked, oom=event.oom)
+    fact = facts.RankExited(
+        at=now,
+        rank=event.rank,
+        pid=slot.pid,
+        status=event.status,
+        asked=slot.asked,
+        oom=event.oom,
+        cpu_s=event.cpu_s,
+        max_rss_bytes=event.max_rss_bytes,
+    )
     state = _with_slot(state, msgspec.structs.replace(slot, pid=0, starting=False, status=event.status))
     effects: list[do.Effect] = [do.Record(fact)]
     handled = slot.asked or any(slot.index in turn.ranks for turn in state.turns)
