@@ -117,7 +117,8 @@ def test_leaked_grandchildren_do_not_outlive_the_run(host: Console, way: str, ki
 def test_who_ignores_sigterm_is_killed_after_the_grace(host: Console, tmp_path: Path):
     name = script(
         host,
-        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf', flush=True)\nwhile True: time.sleep(1)\n",
+        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\nwhile True: time.sleep(1)\n",
     )
     out = tmp_path / "out"
     client = host.start("run", "-n", "2", "--grace", "0.5", name, out=out)
@@ -138,16 +139,12 @@ def test_raising_at_import_is_the_scripts_own_failure(host: Console):
 def test_exiting_0_too_early_is_named_by_the_hang_report(host: Console, tmp_path: Path):
     name = script(
         host,
-        "import os, sys, torch, torch.distributed as dist\n"
+        "import datetime, os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "for step in range(6):\n"
-        "    if step == 5 and dist.get_rank() == 1:\n"
-        "        os._exit(0)\n"
-        "    work = dist.all_reduce(torch.ones(1), async_op=True) if step < 5 else None\n"
-        "    if work: work.wait()\n"
+        "for step in range(5): dist.all_reduce(torch.ones(1))\n"
+        "if dist.get_rank() == 1: os._exit(0)\n"
         "store = dist.distributed_c10d._get_default_store()\n"
-        "import datetime\n"
-        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=600)) if False else store.wait(['never'], datetime.timedelta(seconds=600))\n",
+        "store.wait(['from rank 1'], datetime.timedelta(seconds=600))\n",
     )
     out = tmp_path / "out"
     client = host.start("run", "-n", "2", "--hang-after", "3", "--name", "early", name, out=out)
@@ -210,7 +207,8 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_the_ranks(host: Console, tmp_path: Pa
 def test_ctrl_c_twice_kills(host: Console, tmp_path: Path):
     name = script(
         host,
-        "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n",
+        "import signal, time\nsignal.signal(2, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\nwhile True: time.sleep(1)\n",
     )
     out = tmp_path / "out"
     client = host.start("run", "-n", "2", name, out=out)
