@@ -99,6 +99,15 @@ class Adoption:
             running.lease_until = time.monotonic() + 10.0
         return running
 
+    def environments(self, runs: Sequence[str], fds: list[int]) -> None:
+        """Take back the environments that agent and warden lost; the caller closes `fds`."""
+        for run, fd in zip(runs, list(fds), strict=False):
+            running = self._agent.runs.get(run)
+            if running is not None and running.environment_lost:
+                os.dup2(fd, running.sealed, inheritable=False)
+                running.environment_lost = False
+                self._agent.hold(f"env:{run}", running.sealed)
+
     def whose(self, born: Born) -> Child | None:
         """The child that is watched under this pid and start time."""
         return next((child for child in (*self._pidfds, *self._dead) if child.born == born), None)

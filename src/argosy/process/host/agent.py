@@ -198,6 +198,7 @@ class Agent:
             case Forked() | ForkFailed() | ChildExited() | ChildPaused():
                 self.reported(message)
             case ZygoteHello():
+                self.adoption.environments(message.runs, fds)
                 self.greet(link, message)
             case ZygoteReady():
                 self.pool.preloaded(message)
@@ -404,14 +405,20 @@ class Agent:
         while True:
             try:
                 link = connect(self.runtime / "warden.sock", from_warden, "the warden")
+                pid = self.attach(link)
                 break
-            except PeerLost:
+            except PeerLost:  # None is there yet, or this one is being killed.
                 if time.monotonic() > deadline:
                     raise
                 if time.monotonic() - started_at > 2.0:  # The one that was to come was killed too.
                     started_at = time.monotonic()
                     start_warden(self.runtime, os.getpid())
                 time.sleep(0.01)
+        self.watch(link, lambda: self.serve_warden(link))
+        return link, pid
+
+    def attach(self, link: Link[FromWarden]) -> int:
+        """Take what the warden kept for us; returns its pid."""
         link.send(Attach())
         self.shelf: dict[str, int] = {}
         self.inherited: list[Child] = []
@@ -420,12 +427,10 @@ class Agent:
             attached, fds = link.wait(10.0)
             assert isinstance(attached, Attached)
             if not attached.pid:
-                break
+                return pid
             pid = attached.pid
             self.shelf.update(zip(attached.shelf, fds, strict=True))
             self.inherited += attached.children
-        self.watch(link, lambda: self.serve_warden(link))
-        return link, pid
 
     def serve_warden(self, link: Link[FromWarden]) -> None:
         """Hear what the warden reports; if it is gone, start another."""

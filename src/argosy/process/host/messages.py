@@ -100,12 +100,16 @@ class Shutdown(Message, frozen=True):
 
 
 class ZygoteHello(Message, frozen=True):
-    """A zygote has connected, for the first time or again; `children` are alive."""
+    """A zygote has connected, for the first time or again; `children` are alive.
+
+    Descriptors: the sealed environments of `runs`, which an agent may have lost.
+    """
 
     key: str
     born: Born
     children: list[Child] = []
     ready: bool = False
+    runs: list[str] = []
 
 
 class ZygoteReady(Message, frozen=True):

@@ -164,7 +164,7 @@ class Running:
         if leaf := self.leaf(rank):
             kill_leaf(leaf)
         else:
-            kill_marked(f"{self.run}/{rank}", None)
+            kill_marked(f"{self.run}/{rank}", None, self.page(rank))
 
     # --- events in, effects out
 
@@ -203,8 +203,8 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
-        if self.environment_lost and self.zygote is None:
-            self.feed(root.Broken("the run's environment was lost together with agent and warden"))
+        if self.environment_lost:
+            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
@@ -238,7 +238,7 @@ class Running:
             str(self.logs / f"{stem}.out"),
             str(self.logs / f"{stem}.err"),
             defaults=rank_defaults(self.launch),
-            page=str(self.memory / f"{stem}.page"),
+            page=self.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=make_leaf(self.host.cgroup, f"{self.run}-{stem}"),
         )
@@ -252,7 +252,11 @@ class Running:
         if child is not None:
             send_signal(child.born, 9)
             if not leaf:
-                kill_marked(f"{self.run}/{rank}", child.born.pid)
+                kill_marked(f"{self.run}/{rank}", child.born.pid, self.page(rank))
+
+    def page(self, rank: RankId) -> str:
+        """The file of the rank's progress page."""
+        return str(self.memory / f"{rank.index}.{rank.generation}.page")
 
     def leaf(self, rank: RankId) -> str:
         """The rank's cgroup, if there is one."""
@@ -330,7 +334,7 @@ class Running:
             rank = self.state.rank(slot.index)
             if rank not in self.pages:
                 with contextlib.suppress(OSError, ValueError):
-                    self.pages[rank] = Page.open(self.memory / f"{rank.index}.{rank.generation}.page")
+                    self.pages[rank] = Page.open(self.page(rank))
             if rank in self.pages and (seen := self.pages[rank].read()) is not None:
                 found[rank] = seen
         return found
@@ -491,7 +495,7 @@ class Running:
         """Kill what a rank left behind, and remove its cgroup."""
         leaf = self.leaf(rank)
         if not leaf:
-            kill_marked(f"{self.run}/{rank}", self.children[rank].born.pid)
+            kill_marked(f"{self.run}/{rank}", self.children[rank].born.pid, self.page(rank))
             return
         kill_leaf(leaf)
         deadline = time.monotonic() + 1.0

@@ -25,10 +25,15 @@ import setproctitle
 from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
+from argosy.process.rank.cgroup import TITLE
 from argosy.process.rank.child import settle
+from argosy.process.rank.deadline import exit_after
 from argosy.process.rank.fresh import become_fresh, shadow, take_environment
 from argosy.process.run.launch import Launch
 
+END_S = 10.0
+"""How long destructors may take after the last line of the script, its threads and its atexit functions."""
+_kept: list[object] = []
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
@@ -55,9 +60,7 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(
-        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
-    )
+    setproctitle.setproctitle(f"{TITLE}{spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -190,12 +193,30 @@ def _end(code: int, known: int) -> int:
         cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()
     _flush()
+    exit_after(END_S, code & 0xFF)
+    _keep_groups()
     _forget_modules(known)
     flushed = _flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code if flushed or code else 120
+
+
+def _keep_groups() -> None:
+    """Never destroy what may hold a process group of torch's.
+
+    Its destructor joins threads that may want the GIL, which we hold: only an interpreter that is being finalised
+    lets such threads go. Nothing that a user could see is lost.
+    """
+    torch = cast(Any, sys.modules.get("torch"))
+    if torch is None:
+        return
+    values = cast("list[object]", [*gc.get_objects(), *vars(sys.modules["__main__"]).values()])
+    for value in values:
+        kind = type(value)
+        if issubclass(kind, torch.nn.Module) or str(kind.__module__).startswith("torch."):
+            _kept.append(value)
 
 
 def _forget_modules(known: int) -> None:
