@@ -210,9 +210,9 @@ class Running:
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
         fds = [self.sealed, self.stdin] if with_stdin and self.stdin is not None else [self.sealed]
         if self.launch.kind == "program" or self.executed:
-            argv = command(self.launch)
             for position, spec in enumerate(specs):
                 first = position == 0 and with_stdin
+                argv = command(self.launch, spec.rank.index)
                 message = Spawn(self.run, spec, argv, self.launch.cwd, self.launch.umask, stdin=first)
                 self.host.spawn(message, fds if first else [self.sealed])
             return
