@@ -66,8 +66,12 @@ def main() -> None:
         if error.hint:
             print(f"  hint: {error.hint}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # A full disk, no descriptors, no permission: the system's words, not our frames.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"argosy: {error.strerror or error}{where}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
