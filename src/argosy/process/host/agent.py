@@ -213,7 +213,7 @@ class Agent:
                 self.pool.preloaded(message)
             case Arrive(run, rank, count):
                 if run in self.runs:
-                    self.runs[run].arrive(rank.index, count, link)
+                    self.runs[run].barrier.arrive(rank.index, count, link)
             case ListRuns():
                 link.send(answer_list(self.runs.values(), self.pool, self.warden_pid))
             case Shutdown(by):

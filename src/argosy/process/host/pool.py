@@ -19,7 +19,7 @@ from argosy.process.host.messages import (
     ZygoteHello,
     ZygoteReady,
 )
-from argosy.process.imports.scan import TORCH
+from argosy.process.imports.scan import OF_TORCH, TORCH
 from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, without
 from argosy.process.run.launch import Launch, rank_defaults
 from argosy.process.run.rundir import write_atomically
@@ -157,7 +157,7 @@ class Pool:
         last = [line.removeprefix("zygote: importing ") for line in text.splitlines() if line.startswith("zygote: imp")]
         culprit = last[-1] if last else ""
         self._notice(zygote, f"the zygote died while importing {culprit or 'nothing yet'}; see {log}")
-        hopeless = "importing torch killed the zygote" if culprit in TORCH else None
+        hopeless = "importing torch killed the zygote" if culprit in OF_TORCH else None
         self._again(zygote, without(zygote.entries, [culprit]), hopeless)
 
     def failed(self, key: str, reason: str) -> None:

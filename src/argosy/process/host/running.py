@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Link, Released
+from argosy.fabric import Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, again, explain_oom, oom_counters
+from argosy.process.host.barrier import Barrier
 from argosy.process.host.messages import (
     Child,
     ChildExited,
@@ -92,9 +93,7 @@ class Running:
         self.zygote: Zygote | None = None
         self.store: StorePort | None = None
         self.store_child: Child | None = None
-        self.arrived: dict[int, set[int]] = {}
-        self.barrier_links: dict[int, Link[ToAgent]] = {}
-        self.released = 0
+        self.barrier = Barrier(launch.size)
         self.disk_full = False
         self.inquest = Inquest(self)
         self.files = host.runtime / "runs" / run
@@ -208,9 +207,9 @@ class Running:
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
         fds = [self.sealed, self.stdin] if with_stdin and self.stdin is not None else [self.sealed]
         if self.launch.kind == "program" or self.executed:
-            argv = command(self.launch)
             for position, spec in enumerate(specs):
                 first = position == 0 and with_stdin
+                argv = command(self.launch, spec.rank.index)
                 message = Spawn(self.run, spec, argv, self.launch.cwd, self.launch.umask, stdin=first)
                 self.host.spawn(message, fds if first else [self.sealed])
             return
@@ -321,7 +320,7 @@ class Running:
     def open_store(self, generation: int) -> None:
         """Have a port ready for the ranks of a generation; whoever served the last one ends."""
         self.close_store()
-        self.arrived, self.released = {}, 0
+        self.barrier = Barrier(self.launch.size)
         for stale in [rank for rank in self.pages if rank.generation < generation]:
             self.pages.pop(stale).detach()
         try:
@@ -365,24 +364,6 @@ class Running:
         if self.store_child is not None:
             end_process(self.store_child.born)
             self.store_child = None
-
-    # --- barriers
-
-    def arrive(self, index: int, count: int, link: Link[ToAgent]) -> None:
-        """A rank reached a barrier; when all living ones did, all go on."""
-        self.barrier_links[index] = link
-        if count > self.released:
-            here = self.arrived.setdefault(count, set())
-            here.add(index)
-            if len(here) < self.launch.size:
-                return
-            self.released = count
-            self.arrived = {number: ranks for number, ranks in self.arrived.items() if number > count}
-        for waiting in self.barrier_links.values() if count == self.released else [link]:
-            with contextlib.suppress(ArgosyError):
-                waiting.send(Released(self.released))
-        if count == self.released:
-            self.barrier_links.clear()
 
     # --- who listens
 
