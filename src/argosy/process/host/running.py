@@ -431,8 +431,7 @@ class Running:
     def finish(self, code: int, reason: str) -> None:
         """Leave nothing of the run but its directory."""
         self.inquest.close()
-        for rank in list(self.children):
-            self.traces.clear(rank, self.children[rank].born.pid)
+        self.traces.clear({rank: child.born.pid for rank, child in self.children.items()})
         self.close_store()
         for page in self.pages.values():
             page.detach()
