@@ -230,3 +230,11 @@ def test_the_wait_for_data_is_counted():
     everything(loader)
     assert loader.waits.count == 5
     assert loader.waits.longest_s <= loader.waits.total_s
+
+
+@pytest.mark.parametrize("workers", [0, Threads(2)])
+def test_memory_serves_again_only_when_a_batch_is_dropped(workers: Any):
+    source = [np.full(1 << 16, index) for index in range(30)]
+    with Loader(source, 2, epochs=4, workers=workers) as loader:
+        kept = [(batch, loader.handed.ids) for number, batch in enumerate(loader) if number % 3]
+        assert all((batch == torch.tensor(ids)[:, None]).all() for batch, ids in kept)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from argosy.core import ConfigError
-from argosy.data.collate import in_heap
 from argosy.data.errors import WorkerLost
 from argosy.data.fill import Filled, Recipe, fill
 from argosy.data.keyed import undisturbed
 from argosy.data.plan import Plan, hint_of
+from argosy.data.pool import Pool
 
 
 class Ticket(NamedTuple):
@@ -66,13 +66,14 @@ class Inline:
     def __init__(self, plan: Plan, recipe: Recipe) -> None:
         self._plan, self._recipe = plan, recipe
         sources: list[Any] = getattr(recipe.reader, "sources", [None])
+        self._pool = Pool()
         self._calls_user_code = not all(hasattr(source, "gather") for source in sources)
 
     def get(self, ticket: Ticket, ahead: Sequence[Ticket]) -> Filled:
         rows = self._plan.rows(*ticket)
         # Keying samples must not disturb what the model draws.
         with undisturbed() if self._calls_user_code else contextlib.nullcontext():
-            return fill(self._recipe, rows, in_heap, hint=hint_of(self._plan, rows))
+            return fill(self._recipe, rows, self._pool.empty, hint=hint_of(self._plan, rows))
 
     def close(self) -> None:
         return
@@ -86,7 +87,8 @@ class ThreadCrew:
             raise ConfigError("iterables are read one item after the other: use worker processes, or none")
         self._plan, self._recipe, self._hang_s = plan, replace(recipe, seeded=False), threads.hang_s
         self.depth = threads.count * threads.ahead
-        self._pool = ThreadPoolExecutor(threads.count, thread_name_prefix="argosy-data")
+        self._pool = Pool()
+        self._threads = ThreadPoolExecutor(threads.count, thread_name_prefix="argosy-data")
         self._asked: dict[Ticket, Future[Filled]] = {}
 
     def get(self, ticket: Ticket, ahead: Sequence[Ticket]) -> Filled:
@@ -96,7 +98,7 @@ class ThreadCrew:
         for each in wanted:
             if each not in self._asked:
                 rows = self._plan.rows(*each)
-                self._asked[each] = self._pool.submit(fill, self._recipe, rows, in_heap)
+                self._asked[each] = self._threads.submit(fill, self._recipe, rows, self._pool.empty)
         try:
             return self._asked[ticket].result(timeout=self._hang_s)
         except FutureTimeout:
@@ -108,4 +110,4 @@ class ThreadCrew:
             self._asked.pop(ticket, None)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
