@@ -114,7 +114,7 @@ def make_rows(options: Options, directory: Path) -> list[Row]:
         ),
         Row(
             key="resume",
-            title="first batch after a resume: argosy at 900,000,000 of 1e9, StatefulDataLoader at a thousandth of that",
+            title="first batch after a resume at 900,000,000 of 1e9 (StatefulDataLoader: a thousandth of that)",
             contenders=contenders("resume", ["argosy", "stateful"], directory, [0]),
             base="stateful 0",
             goals=[Goal(of="argosy 0", at_most=0.1)],

@@ -125,7 +125,7 @@ def torch_loader(task: str, workers: int, directory: Path, *, stateful: bool) ->
     from torch.utils.data import DataLoader
 
     if stateful:
-        from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader  # noqa: F811
+        from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
     batch = 1 if task == "handover" else BATCH
     how: dict[str, Any] = {} if task == "parquet" else {"shuffle": True}
     loader = DataLoader(source_of(task, directory), batch_size=batch, num_workers=workers, **how)
