@@ -41,8 +41,8 @@ class Traces:
     def clear(self, pids: Mapping[RankId, int]) -> None:
         """Kill what ranks left behind, and remove their cgroups.
 
-        Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, still has
-        to remove the semaphores that the rank leaked.
+        Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
+        remove the semaphores that the rank leaked.
         """
         if self._cgroup is None:
             if self._groups_alive(pids):
