@@ -107,6 +107,6 @@ def _run_sums(data: bytes, logical: int) -> tuple[int, int]:
     sums: list[int] = []
     for set_ in (0, 1):
         products = words * np.array(_word_keys(set_), np.uint64)[numbers % _WORDS]
-        inner = np.add.reduceat(products, starts, dtype=np.uint64).tolist() if len(words) else []
+        inner: list[int] = np.add.reduceat(products, starts, dtype=np.uint64).tolist() if len(words) else []
         sums.append(sum(s * (_mix(_mix(first + i) ^ (set_ + 1)) | 1) for i, s in enumerate(inner)) % 2**64)
     return sums[0], sums[1]

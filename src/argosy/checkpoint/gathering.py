@@ -1,4 +1,4 @@
-"""Turn what callers pass (modules, dicts, states) into a State, and agree among ranks. Torch is imported when needed."""
+"""Turn what callers pass (modules, dicts, states) into a State, and agree among ranks."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import sys
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from argosy import fabric
 from argosy.core import ConfigError
-from argosy.fabric import here
 from argosy.transfer import Adoption, Member, State, Unit, replicated
 
 _NUMPY = {
@@ -112,7 +112,8 @@ def place() -> tuple[int, int]:
 
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
-    return here().rank.index, here().size
+    found = fabric.here()
+    return found.rank.index, found.size
 
 
 def session(size: int) -> str:

@@ -46,6 +46,8 @@ from argosy.transfer import (
 )
 
 READERS = 4
+Chunk = tuple[Entry, Box, int, str]
+"""A chunk of an entry: its box, its offset in the file, its sums."""
 Sink = Callable[[Entry, Box, int], Iterable[Copy]]
 """Given a chunk that lies at an address: the copies to be made of it."""
 
@@ -168,7 +170,7 @@ class Reader:
             address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
             self._buffers.put((buffer, address, memoryview(buffer)))
 
-    def read(self, wanted: Sequence[tuple[Entry, Box, int, str]], sink: Sink | None = None) -> None:
+    def read(self, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
         """Read and verify chunks (entry, box, offset, sums); give each to `sink`, which says what to copy from it.
 
         Raises:
@@ -179,7 +181,7 @@ class Reader:
             for result in results:
                 result.result()
 
-    def _read_one(self, chunk: tuple[Entry, Box, int, str], sink: Sink | None) -> None:
+    def _read_one(self, chunk: Chunk, sink: Sink | None) -> None:
         entry, box, offset, expected = chunk
         size = box.cells * DTYPES[entry.dtype]
         keep = self._buffers.get()
@@ -206,9 +208,9 @@ class Reader:
             self._buffers.put(keep)
 
 
-def all_chunks(entries: Iterable[Entry]) -> list[tuple[Entry, Box, int, str]]:
+def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:
     """Every chunk of these entries with its sums."""
-    found: list[tuple[Entry, Box, int, str]] = []
+    found: list[Chunk] = []
     for entry in entries:
         parts = entry.chunks()
         if len(parts) != len(entry.sums):

@@ -5,15 +5,15 @@ R4  All ranks restore the same step, or none does.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argosy.checkpoint.files import Files, LocalFiles
+from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import CorruptShard, Entry, StepNotFound
 from argosy.checkpoint.gathering import agreed, as_state
-from argosy.checkpoint.reading import Reader, Step, all_chunks, chunk_copies, covered, find_step, stored_state
+from argosy.checkpoint.reading import Chunk, Reader, Step, all_chunks, chunk_copies, covered, find_step, stored_state
 from argosy.checkpoint.snapshot import address_of
 from argosy.checkpoint.stores import open_files
 from argosy.core import ConfigError
@@ -97,7 +97,7 @@ def _collect(files: Files, found: Step) -> Restored:
     stored = stored_state(found)
     targets = {name: _fresh(member) for name, _, member in stored.members()}
     _check_cover(found.entries, targets)
-    _fill(files, found.entries, targets, 0)
+    _fill(files, _wanted(found.entries, targets, 0), targets, 0)
     tensors = {name: member.local for name, member in targets.items()}
     for unit in stored.units.values():
         for alias in unit.aliases:
@@ -117,7 +117,8 @@ def _fresh(member: Member) -> Member:
 
 def _write(files: Files, found: Step, live: State, wish: Wish) -> Restored:
     """Write a step into live tensors, all or nothing."""
-    adoption, error = None, None
+    error: CorruptShard | ConfigError | None = None
+    adoption, wanted = Adoption({}, lambda: None), list[Chunk]()
     try:
         adoption, entries = _prepare(found, live, wish)
         wanted = _wanted(entries, adoption.targets, live.rank)
@@ -129,8 +130,7 @@ def _write(files: Files, found: Step, live: State, wish: Wish) -> Restored:
         raise error
     if faults:
         raise CorruptShard(found.name, "another rank", "a whole step", faults[0])
-    assert adoption is not None
-    _fill(files, entries, adoption.targets, live.rank, wanted)
+    _fill(files, wanted, adoption.targets, live.rank)
     adoption.commit()
     total = sum(box.cells * entry.bytes // max(entry.box.cells, 1) for entry, box, _, _ in wanted)
     return Restored(found.root.step, "", 0.0, total, kept=adoption.kept, unused=adoption.unused, values=found.values)
@@ -214,20 +214,14 @@ def _check_cover(entries: Iterable[Entry], targets: Mapping[str, Member]) -> Non
             covered(name, member.shape, boxes[name])
 
 
-def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[tuple[Entry, Box, int, str]]:
+def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
     """The chunks that have cells which this rank needs."""
     mine = {name: [piece.box for piece in held(member, rank)] for name, member in targets.items()}
     near = [entry for entry in entries if any(box & entry.box for box in mine.get(entry.name, ()))]
     return [chunk for chunk in all_chunks(near) if any(box & chunk[1] for box in mine[chunk[0].name])]
 
 
-def _fill(
-    files: Files,
-    entries: Iterable[Entry],
-    targets: Mapping[str, Member],
-    rank: int,
-    wanted: list[tuple[Entry, Box, int, str]] | None = None,
-) -> None:
+def _fill(files: Files, wanted: Sequence[Chunk], targets: Mapping[str, Member], rank: int) -> None:
     """Read, verify and write; a tensor that is not plain CPU memory gets its bytes through one that is."""
     from argosy.checkpoint.gathering import landing
 
@@ -237,9 +231,6 @@ def _fill(
         to = address_of(landings[entry.name][0])
         return list(chunk_copies(entry, box, address, targets[entry.name], rank, to))
 
-    Reader(files).read(_wanted(entries, targets, rank) if wanted is None else wanted, sink)
+    Reader(files).read(wanted, sink)
     for _, finish in landings.values():
         finish()
-
-
-__all__ = ["LocalFiles", "Restored", "restore"]

@@ -79,6 +79,7 @@ class Saver:
         self._writer = Thread(target=self._write, name="argosy-checkpoint", daemon=True)
         self._writer.start()
         self._last_step, self._closed = -1, False
+        self._hooks: list[Any] = []
 
     def _take(self) -> Owner | None:
         owner, error = None, None
@@ -113,7 +114,7 @@ class Saver:
         described = as_state(state)
         if (described.rank, described.size) != (self.rank, self.size):
             raise ConfigError(
-                f"the state is that of rank {described.rank} of {described.size}, the saver's is {self.rank} of {self.size}",
+                f"the state is of rank {described.rank} of {described.size}, the saver of {self.rank} of {self.size}",
                 hint="make the Saver after init_process_group",
             )
         found = shares(described, roles)
@@ -152,15 +153,14 @@ class Saver:
         if not state.fences:
             snapshot.wait()
             return
-        undo: list[Any] = []
+        # A hook cannot be removed while hooks are called, so it goes with the next save.
+        self._unfence()
+        self._hooks = [register(snapshot.wait) for register in state.fences]
 
-        def pass_fence() -> None:
-            snapshot.wait()
-            for handle in undo:
-                handle.remove()
-            undo.clear()
-
-        undo += [register(pass_fence) for register in state.fences]
+    def _unfence(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def due(self, step: int, *, step_s: float = 0.0, cost_s: float = 0.0) -> bool:
         """Whether a save is due at `step`, by the cadence; the same answer on ranks that pass the same numbers."""
@@ -193,6 +193,7 @@ class Saver:
         self._closed = True
         self._jobs.put(None)
         self._writer.join(timeout_s)
+        self._unfence()
         if self._owner is not None:
             release(self.directory, self._owner)
         while not self._arenas.empty():

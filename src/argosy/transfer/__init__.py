@@ -40,11 +40,7 @@ if TYPE_CHECKING:
     from argosy.transfer.torch_state import layout_of as layout_of
     from argosy.transfer.torch_state import torch_dtypes as torch_dtypes
 
-_HOMES = {
-    "describe": "argosy.transfer.torch_state",
-    "layout_of": "argosy.transfer.torch_state",
-    "torch_dtypes": "argosy.transfer.torch_state",
-}
+_HOMES: dict[str, str] = dict.fromkeys(("describe", "layout_of", "torch_dtypes"), "argosy.transfer.torch_state")
 # What knows torch is imported when it is first used.
 __getattr__, _torch_names = lazy(__name__, _HOMES)
 

@@ -72,7 +72,8 @@ def _records(copy: Copy) -> list[tuple[int, ...]]:
     logical = strides_of(copy.shape)
     start = sum(a * s for a, s in zip(copy.box.start, logical, strict=True)) * size
     from_, to = copy.source, copy.destination or Spot(0, copy.source.strides)
-    run, loops = size, []
+    run = size
+    loops: list[tuple[int, tuple[int, ...]]] = []
     for n, *strides in reversed(list(zip(copy.box.shape, from_.strides, to.strides, logical, strict=True))):
         steps = tuple(stride * size for stride in strides)
         if n == 1:

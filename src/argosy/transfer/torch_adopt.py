@@ -1,4 +1,4 @@
-"""Take a stored state over into live modules and optimizers: first find places, then, at once, make them the live ones."""
+"""Take a stored state over into live modules and optimizers: first find places, then make them the live ones."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 

@@ -1,10 +1,11 @@
-"""Describe the live state of modules and optimizers, and take over a stored one. The only file here that knows torch."""
+"""Describe the live state of modules and optimizers, with torch."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -168,7 +169,7 @@ class _Builder:
                 self.owners[name] = (title, optimizer, group)
                 for key, value in optimizer.state.get(parameter, {}).items():
                     self._add_state(unit, key, value, parameter)
-        self.state.fences.append(lambda call: optimizer.register_step_pre_hook(lambda *_: call()))
+        self.state.fences.append(lambda call: optimizer.register_step_pre_hook(_before_step(call)))
 
     def _add_state(self, unit: Unit, key: str, value: Any, parameter: Tensor) -> None:
         if isinstance(value, Tensor):
@@ -193,6 +194,8 @@ class _Builder:
 
     def _tree(self, name: str, content: Any, role: Any) -> Value:
         """Put tensors into units; return the rest with references to them."""
+        if isinstance(content, np.ndarray):
+            content = torch.from_numpy(content)  # The same memory.
         if isinstance(content, Tensor):
             member = self.member("value", role, content)
             if role == "local":
@@ -217,6 +220,13 @@ class _Builder:
         from argosy.transfer.torch_adopt import adopt
 
         return adopt(self.state, stored, self)
+
+
+def _before_step(call: Callable[[], None]) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        call()
+
+    return hook
 
 
 def is_value(value: Any) -> bool:
