@@ -13,6 +13,7 @@ from argosy.checkpoint.files import Disk, LocalFiles
 from argosy.checkpoint.format import ROOT, Entry, Index, Root, UnitInfo, unseal
 from argosy.checkpoint.operations import (
     Operation,
+    Rmdir,
     index_name,
     make_root,
     plan_deletions,
@@ -21,11 +22,12 @@ from argosy.checkpoint.operations import (
     plan_small,
     segment_name,
 )
-from argosy.checkpoint.owner import Owner
+from argosy.checkpoint.owner import Owner, release, take
 from argosy.checkpoint.owner import read as read_owner
 from argosy.checkpoint.reading import roots
 from argosy.checkpoint.retention import Keep, choose_kept
 from argosy.checkpoint.snapshot import Snapshot
+from argosy.checkpoint.stores import checkpoints_dir
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.transfer import State
 
@@ -228,3 +230,24 @@ def plan_prune(directory: Path, keep: Sequence[Keep]) -> tuple[list[Operation], 
     kept = choose_kept(valid, keep, read_pins(directory))
     present = {name: files.listdir(name) for name in files.listdir(".") if name not in unreadable}
     return plan_deletions(present, valid, kept), kept
+
+
+def prune_steps(
+    path: str | Path, keep: Sequence[Keep], *, dry_run: bool = False
+) -> tuple[list[str], Mapping[str, str]]:
+    """Delete what `keep`, tags and pins do not hold; returns the directories gone, and those kept with the reason.
+
+    Raises:
+        DirectoryInUse: a run writes there; it prunes by its own policies.
+    """
+    directory = checkpoints_dir(path)
+    if not directory.is_dir():
+        return [], {}
+    operations, kept = plan_prune(directory, keep)
+    if not dry_run:
+        me = take(directory, "prune")
+        try:
+            Disk(directory).perform(operations)
+        finally:
+            release(directory, me)
+    return sorted({operation.path for operation in operations if isinstance(operation, Rmdir)}), kept

@@ -33,6 +33,7 @@ from argosy.transfer.units import (
     flat_ranges,
     full_name,
     held,
+    role_of,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ __all__ = [
     "overlaps",
     "replicated",
     "reshard",
+    "role_of",
     "sharded",
     "spot",
     "strides_of",

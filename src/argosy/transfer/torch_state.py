@@ -2,6 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -140,6 +141,9 @@ class _Builder:
     def add_module(self, prefix: str, module: nn.Module) -> None:
         module = unwrapped(module)
         dot = f"{prefix}." if prefix else ""
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "to_json_string"):  # A Hugging Face model: its config goes with it.
+            self.state.values["$config"] = json.loads(config.to_json_string(use_diff=False))
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self._add_tensor(dot + clean(name), parameter, "parameter")
         kept = {clean(name) for name in module.state_dict(keep_vars=True)}
