@@ -7,14 +7,14 @@ it within a second, its parent was killed too, and the kernel is asked instead.
 import os
 import selectors
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from argosy._select import native
 from argosy.core import WaitStatus
-from argosy.fabric import Link
 from argosy.process.host.agentlog import Remembered, recall
 from argosy.process.host.exits import read_exits
-from argosy.process.host.messages import Child, ChildExited, ToAgent, ZygoteHello
+from argosy.process.host.messages import Born, Child, ChildExited
 from argosy.process.host.proc import open_process, zombie_status
 from argosy.process.host.running import Running
 from argosy.process.host.storeport import StorePort
@@ -42,20 +42,37 @@ class Adoption:
 
     def begin(self) -> None:
         """Recall the runs of an earlier agent and take their processes over."""
-        exits = {record.child: record.status for record in read_exits(self._agent.runtime)}
+        exits = self._exits()
         for run, remembered in recall(self._agent.runtime).items():
             running = self._take_over(run, remembered)
             for child in list(running.children.values()):
-                if child in exits:
-                    running.exited(ChildExited(child, exits[child]))
+                if child.born in exits:
+                    running.exited(ChildExited(child, exits[child.born]))
                 elif running.state.rank(child.rank.index) == child.rank:
                     self.watch(child)
             if run in self._agent.runs and running.state.turns:
                 running.feed(root.EvidenceTaken())  # The evidence that was being taken is lost with its taker.
-            if running.launch.kind == "program" and not running.state.began:
+        self.learn(self._agent.inherited)
+        for running in [run for run in self._agent.runs.values() if run.launch.kind == "program"]:
+            if running.state.began:
+                running.start_waiting()
+            else:
                 running.feed(root.Begin())
-            elif running.launch.kind != "program" and running.state.alive() == []:
-                self._agent.want_zygote(running)
+        for name in list(self._agent.shelf):  # Of runs that were never accepted, or are over.
+            os.close(self._agent.shelf.pop(name))
+            self._agent.drop(name)
+
+    def learn(self, children: Sequence[Child]) -> None:
+        """Take in processes that an earlier agent asked for and did not live to write down."""
+        for child in children:
+            run = self._agent.runs.get(child.run)
+            if run is not None and child.what == "rank" and child.rank not in run.children:
+                run.forked(child)
+        for record in read_exits(self._agent.runtime):  # They may even have ended meanwhile.
+            run = self._agent.runs.get(record.child.run)
+            if run is not None and record.child.what == "rank" and run.awaits(record.child.rank):
+                run.forked(record.child)
+                self._agent.reported(ChildExited(record.child, record.status))
 
     def _take_over(self, run: str, remembered: Remembered) -> Running:
         agent = self._agent
@@ -82,19 +99,18 @@ class Adoption:
             running.lease_until = time.monotonic() + 10.0
         return running
 
-    def zygote(self, hello: ZygoteHello, link: Link[ToAgent]) -> bool:
-        """A zygote of an earlier agent came back; False if no run needs it."""
-        runs = [run for run in self._agent.runs.values() if run.launch.key == hello.key]
-        if not runs:
-            return False
-        self._agent.pool.adopt(runs[0].launch, hello, link)
-        for run in runs:
-            known = set(run.children)
-            for child in hello.children:
-                if child.run == run.run and child.rank not in known and child.what == "rank":
-                    run.forked(child)
-            run.zygote_ready(self._agent.pool.zygotes[hello.key])
-        return True
+    def environments(self, runs: Sequence[str], fds: list[int]) -> None:
+        """Take back the environments that agent and warden lost; the caller closes `fds`."""
+        for run, fd in zip(runs, list(fds), strict=False):
+            running = self._agent.runs.get(run)
+            if running is not None and running.environment_lost:
+                os.dup2(fd, running.sealed, inheritable=False)
+                running.environment_lost = False
+                self._agent.hold(f"env:{run}", running.sealed)
+
+    def whose(self, born: Born) -> Child | None:
+        """The child that is watched under this pid and start time."""
+        return next((child for child in (*self._pidfds, *self._dead) if child.born == born), None)
 
     def watch(self, child: Child) -> None:
         """See to it that the end of this process is noticed, whoever its parent is."""
@@ -119,10 +135,13 @@ class Adoption:
             return
         late = [child for child, at in self._dead.items() if time.monotonic() - at > REPORT_S]
         if late:
-            exits = {record.child: record.status for record in read_exits(self._agent.runtime)}
+            exits = self._exits()
             for child in late:
-                self._agent.reported(ChildExited(child, exits.get(child) or self._ask_kernel(child)))
+                self._agent.reported(ChildExited(child, exits.get(child.born) or self._ask_kernel(child)))
                 self.settled(child)
+
+    def _exits(self) -> dict[Born, WaitStatus]:
+        return {record.child.born: record.status for record in read_exits(self._agent.runtime)}
 
     def _ended(self, child: Child) -> None:
         if (fd := self._pidfds.get(child)) is not None:  # Else its exit was reported in this very turn.

@@ -28,6 +28,7 @@ from argosy.process.host.answers import answer_environment, answer_list, answer_
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.exits import forget_exits
 from argosy.process.host.messages import (
+    ORPHAN,
     Attach,
     Attached,
     Child,
@@ -88,8 +89,11 @@ class Agent:
         self.upkeep_at = 0.0
         self.quitting = False
         self.links: set[Link[ToAgent] | Link[FromWarden]] = set()
+        self.zygotes_alive: set[str] = set()
+        """Keys of zygotes that an earlier agent started and that have not come back yet."""
         hold_lifeline(runtime)
         self.warden, self.warden_pid = self.find_warden()
+        self.zygotes_alive.update(child.run for child in self.inherited if child.what == "zygote")
         self.adoption = Adoption(self)
 
     # --- the loop
@@ -97,6 +101,7 @@ class Agent:
     def loop(self) -> None:
         """Serve until told to quit, or until nothing was asked for as long as daemons linger."""
         self.adoption.begin()
+        self.upkeep_at = time.monotonic() + UPKEEP_S  # Until then zygotes of an earlier agent have come back.
         listener = listen(self.runtime / "agent.sock")
         self.selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
         while not self.quitting:
@@ -139,6 +144,7 @@ class Agent:
             self.upkeep_at = time.monotonic() + UPKEEP_S
             for running in list(self.runs.values()):
                 running.upkeep()
+            self.mend()
             self.pool.trim({run.launch.key for run in self.runs.values()})
         if not self.runs and time.monotonic() - self.idle_since >= self.linger_s and not self.adoption.pending:
             self.quitting = True
@@ -176,6 +182,7 @@ class Agent:
         link.close()
         self.links.discard(link)
         self.pool.lost(link)
+        self.mend()
         for run in list(self.runs.values()):
             if link in run.watchers:
                 run.watchers.remove(link)
@@ -191,6 +198,7 @@ class Agent:
             case Forked() | ForkFailed() | ChildExited() | ChildPaused():
                 self.reported(message)
             case ZygoteHello():
+                self.adoption.environments(message.runs, fds)
                 self.greet(link, message)
             case ZygoteReady():
                 self.pool.preloaded(message)
@@ -254,10 +262,10 @@ class Agent:
             return []
         index_run(directory, launch.name)
         self.linger_s = launch.linger_s
-        self.log.append(Launched(run, number, launch, running.record.started_at))
-        self.hold(f"env:{run}", running.sealed)
+        self.hold(f"env:{run}", running.sealed)  # Before the run is remembered: without it no agent could carry it on.
         if running.stdin is not None:
             self.hold(f"stdin:{run}", running.stdin)
+        self.log.append(Launched(run, number, launch, running.record.started_at))
         self.runs[run] = running
         self.join(link, running, lease=not launch.detached)
         running.begin()
@@ -281,16 +289,26 @@ class Agent:
         """A zygote or the warden says what became of a child."""
         match message:
             case Forked(child):
-                if child.what != "zygote" and child.run in self.runs:
+                if child.what == "zygote":
+                    self.pool.spawned(child)
+                elif child.run in self.runs:
                     self.runs[child.run].forked(child)
             case ForkFailed(run, rank, reason):
                 if rank.mesh == "zygote":
                     self.pool.failed(run, reason)
                 elif run in self.runs:
                     self.runs[run].fork_failed(rank, reason)
+            case ChildExited(child, status) if child.what == ORPHAN:
+                if (known := self.adoption.whose(child.born)) is not None:
+                    self.reported(ChildExited(known, status, message.max_rss_bytes, message.cpu_s))
+            case ChildPaused(child, number) if child.what == ORPHAN:
+                if (known := self.adoption.whose(child.born)) is not None:
+                    self.reported(ChildPaused(known, number))
             case ChildExited(child):
                 if child.what == "zygote":
+                    self.zygotes_alive.discard(child.run)
                     self.pool.exited(child)
+                    self.mend()
                 elif child.run in self.runs:
                     self.runs[child.run].exited(message)
             case ChildPaused(child, number):
@@ -299,8 +317,25 @@ class Agent:
 
     def greet(self, link: Link[ToAgent], hello: ZygoteHello) -> None:
         """A zygote connected, for the first time or after a restart of the agent."""
-        if not self.pool.greeted(hello, link) and not self.adoption.zygote(hello, link):
+        self.zygotes_alive.discard(hello.key)
+        self.adoption.learn(hello.children)
+        runs = [run for run in self.runs.values() if run.forks and run.launch.key == hello.key]
+        if runs:
+            self.pool.expect(runs[0].launch, runs[0].sealed)
+        if not self.pool.greeted(hello, link):
             link.send(Retire())
+        for run in runs:
+            if run.zygote is None and not self.pool.serves(run.launch, run.zygote_ready):
+                self.want_zygote(run)
+
+    def mend(self) -> None:
+        """See to it that a zygote comes for every rank that waits for one: theirs may have been killed."""
+        for run in list(self.runs.values()):
+            if run.needs_zygote and run.launch.key not in self.zygotes_alive:
+                if run.zygote is not None and run.zygote.link is None:
+                    run.zygote = None
+                if not self.pool.serves(run.launch, run.zygote_ready):
+                    self.want_zygote(run)
 
     # --- what runs need of the host
 
@@ -366,15 +401,24 @@ class Agent:
 
     def find_warden(self) -> tuple[Link[FromWarden], int]:
         """Connect to the warden; what it kept for us is handed to the adoption."""
-        deadline = time.monotonic() + 10.0
+        deadline, started_at = time.monotonic() + 30.0, time.monotonic()
         while True:
             try:
                 link = connect(self.runtime / "warden.sock", from_warden, "the warden")
+                pid = self.attach(link)
                 break
-            except PeerLost:
+            except PeerLost:  # None is there yet, or this one is being killed.
                 if time.monotonic() > deadline:
                     raise
+                if time.monotonic() - started_at > 2.0:  # The one that was to come was killed too.
+                    started_at = time.monotonic()
+                    start_warden(self.runtime, os.getpid())
                 time.sleep(0.01)
+        self.watch(link, lambda: self.serve_warden(link))
+        return link, pid
+
+    def attach(self, link: Link[FromWarden]) -> int:
+        """Take what the warden kept for us; returns its pid."""
         link.send(Attach())
         self.shelf: dict[str, int] = {}
         self.inherited: list[Child] = []
@@ -383,12 +427,10 @@ class Agent:
             attached, fds = link.wait(10.0)
             assert isinstance(attached, Attached)
             if not attached.pid:
-                break
+                return pid
             pid = attached.pid
             self.shelf.update(zip(attached.shelf, fds, strict=True))
             self.inherited += attached.children
-        self.watch(link, lambda: self.serve_warden(link))
-        return link, pid
 
     def serve_warden(self, link: Link[FromWarden]) -> None:
         """Hear what the warden reports; if it is gone, start another."""
@@ -408,7 +450,7 @@ class Agent:
         self.warden.close()
         if self.quitting:
             raise SystemExit(0)
-        start_warden(self.runtime)
+        start_warden(self.runtime, os.getpid())
         self.warden, self.warden_pid = self.find_warden()
         for run in self.runs.values():
             self.hold(f"env:{run.run}", run.sealed)

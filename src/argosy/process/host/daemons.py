@@ -10,11 +10,14 @@ def daemon_argv(module: str, *args: str) -> list[str]:
     return [sys.executable, "-c", f"from argosy.process.host.{module} import main; main()", *args]
 
 
-def start_warden(runtime: Path) -> None:
-    """Start a warden that outlives the caller; it leaves at once if there is one already."""
+def start_warden(runtime: Path, agent_pid: int = 0) -> None:
+    """Start a warden that outlives the caller; it leaves at once if there is one already.
+
+    An agent that starts one names itself, and is waited for: a second agent would take its runs.
+    """
     with open(runtime / "warden.out", "ab") as out:
         subprocess.Popen(
-            daemon_argv("warden", str(runtime)),
+            daemon_argv("warden", str(runtime), str(agent_pid)),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

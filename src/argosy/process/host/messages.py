@@ -23,8 +23,14 @@ class Born(msgspec.Struct, frozen=True):
     start: int
 
 
+ORPHAN = "orphan"
+
+
 class Child(msgspec.Struct, frozen=True):
-    """A process that a zygote or the warden started for a run: a rank, or `what` serves it."""
+    """A process that a zygote or the warden started for a run: a rank, or `what` serves it.
+
+    An `ORPHAN` is one that lost its parent, seen by the warden, which knows it by `born` alone.
+    """
 
     run: str
     rank: RankId
@@ -94,12 +100,16 @@ class Shutdown(Message, frozen=True):
 
 
 class ZygoteHello(Message, frozen=True):
-    """A zygote has connected, for the first time or again; `children` are alive."""
+    """A zygote has connected, for the first time or again; `children` are alive.
+
+    Descriptors: the sealed environments of `runs`, which an agent may have lost.
+    """
 
     key: str
     born: Born
     children: list[Child] = []
     ready: bool = False
+    runs: list[str] = []
 
 
 class ZygoteReady(Message, frozen=True):

@@ -19,7 +19,7 @@ from argosy.process.host.messages import (
     ZygoteHello,
     ZygoteReady,
 )
-from argosy.process.imports.scan import TORCH
+from argosy.process.imports.scan import OF_TORCH, TORCH
 from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, without
 from argosy.process.run.launch import Launch, rank_defaults
 from argosy.process.run.rundir import write_atomically
@@ -99,10 +99,16 @@ class Pool:
             link.send(Preload(zygote.entries))
         return True
 
-    def adopt(self, launch: Launch, hello: ZygoteHello, link: Link[ToAgent]) -> None:
-        """Take over a zygote that an earlier agent had started for `launch`."""
-        zygote = self.zygotes.setdefault(hello.key, Zygote(launch, launch.preload))
-        zygote.link, zygote.pid, zygote.ready = link, hello.born.pid, hello.ready
+    def expect(self, launch: Launch, sealed: int) -> None:
+        """Make room for a zygote that an earlier agent had started for `launch`."""
+        if launch.key not in self.zygotes:
+            self.zygotes[launch.key] = Zygote(launch, without(launch.preload, list(self.left_out(launch))))
+            self._sealed[launch.key] = os.dup(sealed)
+
+    def serves(self, launch: Launch, ready: Ready) -> bool:
+        """Whether a zygote serves the caller, or will call `ready`."""
+        zygote = self.zygotes.get(launch.key)
+        return zygote is not None and (zygote.ready or any(ready == waiting for waiting, _ in zygote.waiting))
 
     def preloaded(self, message: ZygoteReady) -> None:
         """Preloading ended: use the zygote, or start a fresh one without what spoiled it."""
@@ -133,10 +139,15 @@ class Pool:
         zygote.entries = entries
         self._start(zygote)
 
+    def spawned(self, child: Child) -> None:
+        """A zygote's process exists; one that retires may still live under the same key."""
+        if (zygote := self.zygotes.get(child.run)) is not None:
+            zygote.pid = child.born.pid
+
     def exited(self, child: Child) -> None:
         """A zygote's process ended. If it was still importing, what it imported last is left out."""
         zygote = self.zygotes.get(child.run)
-        if zygote is None or (zygote.pid not in (0, child.born.pid)):
+        if zygote is None or zygote.pid != child.born.pid:
             return
         if zygote.ready or not zygote.waiting:
             self._forget(zygote.key)
@@ -146,7 +157,7 @@ class Pool:
         last = [line.removeprefix("zygote: importing ") for line in text.splitlines() if line.startswith("zygote: imp")]
         culprit = last[-1] if last else ""
         self._notice(zygote, f"the zygote died while importing {culprit or 'nothing yet'}; see {log}")
-        hopeless = "importing torch killed the zygote" if culprit in TORCH else None
+        hopeless = "importing torch killed the zygote" if culprit in OF_TORCH else None
         self._again(zygote, without(zygote.entries, [culprit]), hopeless)
 
     def failed(self, key: str, reason: str) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from argosy.core import WaitStatus
+from argosy.core import RankId, WaitStatus
 from argosy.process.host.exits import ExitRecord, Exits
-from argosy.process.host.messages import Child, ChildExited, ChildPaused
+from argosy.process.host.messages import ORPHAN, Child, ChildExited, ChildPaused
+from argosy.process.host.proc import born
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -21,7 +22,8 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 class Reaper:
     """Turns SIGCHLD into messages. `fileno` is readable when a child changed."""
 
-    def __init__(self, runtime: Path) -> None:
+    def __init__(self, runtime: Path, *, adopts: bool = False) -> None:
+        self._adopts = adopts
         self.children: dict[int, Child] = {}
         self._exits = Exits(runtime)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -39,7 +41,10 @@ class Reaper:
         self._wake_out.detach()
 
     def collect(self) -> Iterator[ChildExited | ChildPaused]:
-        """Yield what happened since the last call; strangers' exits are reaped in silence."""
+        """Yield what happened since the last call.
+
+        Of strangers too if this reaper adopts (the parent of a rank may have been killed); else in silence.
+        """
         with contextlib.suppress(BlockingIOError):
             while self._wake_in.recv(4096):
                 pass
@@ -50,7 +55,7 @@ class Reaper:
                 return
             if seen is None:
                 return
-            child = self.children.get(seen.si_pid)
+            child = self.children.get(seen.si_pid) or self._orphan(seen.si_pid)
             if seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED, os.CLD_CONTINUED):
                 os.waitid(os.P_PID, seen.si_pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
                 if child is not None:
@@ -63,5 +68,9 @@ class Reaper:
                 self._exits.append(ExitRecord(child, status, time.time()))
             _, _, usage = os.wait4(seen.si_pid, 0)
             if child is not None:
-                del self.children[seen.si_pid]
+                self.children.pop(seen.si_pid, None)
                 yield ChildExited(child, status, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+
+    def _orphan(self, pid: int) -> Child | None:
+        """Whose parent was killed: only its pid and start time are known here, and they suffice."""
+        return Child("", RankId("orphan", 0), born(pid), ORPHAN) if self._adopts else None

@@ -129,12 +129,42 @@ class Running:
     def zygote_ready(self, zygote: Zygote | None) -> None:
         """The zygote can fork (None: ranks are executed)."""
         self.zygote, self.executed = zygote, zygote is None
-        if self.state.began:  # A new zygote for ranks that wait to be replaced.
-            waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
-            if waiting:
-                self.start(waiting)
+        if self.state.began:
+            self.start_waiting()
         else:
             self.feed(root.Begin())
+
+    @property
+    def forks(self) -> bool:
+        """Whether ranks come from a zygote."""
+        return self.launch.kind != "program" and not self.executed
+
+    @property
+    def needs_zygote(self) -> bool:
+        """Whether ranks wait for a zygote to come up."""
+        waits = not self.state.began or any(slot.starting for slot in self.state.slots)
+        return self.forks and waits and (self.zygote is None or self.zygote.link is None)
+
+    def awaits(self, rank: RankId) -> bool:
+        """Whether this rank was asked for and nobody has said yet that it exists."""
+        return rank.index < len(self.state.slots) and (
+            self.state.slots[rank.index].starting and self.state.rank(rank.index) == rank
+        )
+
+    def start_waiting(self) -> None:
+        """Start the ranks that were asked for and never came: whoever was to start them is gone."""
+        waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
+        for rank in waiting:  # P2: it may have come into being without anybody being told.
+            self.end_unseen(rank)
+        if waiting:
+            self.start(waiting)
+
+    def end_unseen(self, rank: RankId) -> None:
+        """Kill processes of a rank whose pid nobody knows."""
+        if leaf := self.leaf(rank):
+            kill_leaf(leaf)
+        else:
+            kill_marked(f"{self.run}/{rank}", None, self.page(rank))
 
     # --- events in, effects out
 
@@ -173,8 +203,8 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
-        if self.environment_lost and self.zygote is None:
-            self.feed(root.Broken("the run's environment was lost together with agent and warden"))
+        if self.environment_lost:
+            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
@@ -208,7 +238,7 @@ class Running:
             str(self.logs / f"{stem}.out"),
             str(self.logs / f"{stem}.err"),
             defaults=rank_defaults(self.launch),
-            page=str(self.memory / f"{stem}.page"),
+            page=self.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=make_leaf(self.host.cgroup, f"{self.run}-{stem}"),
         )
@@ -222,7 +252,11 @@ class Running:
         if child is not None:
             send_signal(child.born, 9)
             if not leaf:
-                kill_marked(f"{self.run}/{rank}", child.born.pid)
+                kill_marked(f"{self.run}/{rank}", child.born.pid, self.page(rank))
+
+    def page(self, rank: RankId) -> str:
+        """The file of the rank's progress page."""
+        return str(self.memory / f"{rank.index}.{rank.generation}.page")
 
     def leaf(self, rank: RankId) -> str:
         """The rank's cgroup, if there is one."""
@@ -300,7 +334,7 @@ class Running:
             rank = self.state.rank(slot.index)
             if rank not in self.pages:
                 with contextlib.suppress(OSError, ValueError):
-                    self.pages[rank] = Page.open(self.memory / f"{rank.index}.{rank.generation}.page")
+                    self.pages[rank] = Page.open(self.page(rank))
             if rank in self.pages and (seen := self.pages[rank].read()) is not None:
                 found[rank] = seen
         return found
@@ -461,7 +495,7 @@ class Running:
         """Kill what a rank left behind, and remove its cgroup."""
         leaf = self.leaf(rank)
         if not leaf:
-            kill_marked(f"{self.run}/{rank}", self.children[rank].born.pid)
+            kill_marked(f"{self.run}/{rank}", self.children[rank].born.pid, self.page(rank))
             return
         kill_leaf(leaf)
         deadline = time.monotonic() + 1.0

@@ -54,15 +54,15 @@ OWN_FILES = ("*.sock", "warden.out", "agent.out", "zygote-*.out", "agent.log", "
 class Warden:
     """The state of the loop: links, children, shelf."""
 
-    def __init__(self, runtime: Path) -> None:
+    def __init__(self, runtime: Path, agent_pid: int) -> None:
         self.runtime = runtime
-        self.reaper = Reaper(runtime)
+        self.reaper = Reaper(runtime, adopts=True)
         self.listener = listen(runtime / "warden.sock")
         self.links: list[Link[ToWarden]] = []
         self.agent: Link[ToWarden] | None = None
-        self.agent_pid = 0
-        self.agent_pidfd: int | None = None
+        self.agent_pidfd = open_process(born(agent_pid)) if agent_pid else None
         """Of an agent that an earlier warden started: it is not our child."""
+        self.agent_pid = 0 if self.agent_pidfd is None else agent_pid
         self.agent_deaths: list[float] = []
         self.shelf: dict[str, int] = {}
         self.quitting = False
@@ -94,6 +94,7 @@ class Warden:
         if self.agent_pidfd is not None and self.agent_pidfd in ready:
             os.close(self.agent_pidfd)
             self.agent_pidfd, self.agent_pid = None, 0
+            self.agent_deaths.append(time.monotonic())
         for event in self.reaper.collect():
             if isinstance(event, ChildExited) and event.child.born.pid == self.agent_pid:
                 self.agent_pid = 0
@@ -280,4 +281,4 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(f"argosy: warden {runtime}")
-    Warden(runtime).loop()
+    Warden(runtime, int(sys.argv[2])).loop()

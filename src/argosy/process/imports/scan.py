@@ -22,7 +22,9 @@ from argosy.process.imports.finder import Finder, Found, is_site
 from argosy.process.imports.source import Source, Statement, read_source, top, variable
 
 # The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
-TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.profiler")
+TORCH = ("torch", "torch.distributed", "torch.profiler")
+DYNAMO = "torch._dynamo"
+OF_TORCH = frozenset((*TORCH, DYNAMO))
 FILES_MAX = 2_000
 BYTES_MAX = 16 << 20
 FILE_BYTES_MAX = 2 << 20
@@ -60,7 +62,7 @@ class _Scan:
         self.read: dict[str, Read] = {}
         self.entries: set[str] = set()
         self.settings: dict[str, str] = {}
-        self.torch = False
+        self.torch = self.trains = False
         self._has_begun = False
         self._todo: deque[tuple[str, str, bool]] = deque()
         self._queued: set[str] = set()
@@ -92,6 +94,7 @@ class _Scan:
             if source is None:
                 continue
             self.torch = self.torch or source.torch
+            self.trains = self.trains or source.trains
             statements = list(source.statements)
             while is_main and statements and statements[-1].module.startswith("$"):
                 statements.pop()  # Nothing is imported after it.
@@ -195,8 +198,10 @@ def scan(
         _remember(memory, walk.read)
     if any(_NATIVE.match(setting) and setting == name for name, setting in walk.settings.items()):
         return []
-    has_torch = walk.torch or _needs_torch(walk.finder, {top(entry) for entry in walk.entries})
-    first = TORCH if has_torch and walk.finder.find("torch") is not None else ()
+    trains = walk.trains or _needs_torch(walk.finder, {top(entry) for entry in walk.entries} - {"torch"})
+    first: tuple[str, ...] = ()
+    if (walk.torch or trains) and walk.finder.find("torch") is not None:
+        first = (*TORCH, DYNAMO) if trains else TORCH
     return [*sorted(walk.settings.values()), *first, *sorted(walk.entries.difference(first))]
 
 

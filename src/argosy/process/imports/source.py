@@ -1,8 +1,12 @@
 """Read from a file's source what it imports, and what it sets in the environment, when it is imported."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+# The first optimizer, a wrapper of a model or a compile imports torch._dynamo, half of torch's import time.
+_TRAINS = re.compile(rb"optim|compile|backward|[Pp]arallel|fsdp|shard|dynamo|inductor|[Tt]rainer")
 
 
 class Statement(NamedTuple):
@@ -19,17 +23,19 @@ class Statement(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What one file imports when it is itself imported, and whether it names torch in any place."""
+    """What one file imports when it is itself imported, and whether it names torch or a training in any place."""
 
     statements: tuple[Statement, ...]
     torch: bool
+    trains: bool
 
 
 def read_source(text: bytes) -> Source:
     """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
     tree = ast.parse(text)
     statements = tuple(_statements(tree.body, main_only=False, certain=True))
-    return Source(statements, b"torch" in text and any(_is_torch(node) for node in ast.walk(tree)))
+    names_torch = b"torch" in text and any(_is_torch(node) for node in ast.walk(tree))
+    return Source(statements, names_torch, _TRAINS.search(text) is not None)
 
 
 def _statements(body: Sequence[ast.stmt], main_only: bool, certain: bool) -> Iterator[Statement]:

@@ -16,6 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,10 +25,15 @@ import setproctitle
 from argosy.observe import Flag, Page, Phase, install_when_imported
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
+from argosy.process.rank.cgroup import TITLE
 from argosy.process.rank.child import settle
+from argosy.process.rank.deadline import exit_after
 from argosy.process.rank.fresh import become_fresh, shadow, take_environment
 from argosy.process.run.launch import Launch
 
+END_S = 10.0
+"""How long destructors may take after the last line of the script, its threads and its atexit functions."""
+_kept: list[object] = []
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
@@ -44,7 +50,7 @@ class Inherited(NamedTuple):
 
 def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
     """Be the rank until it ends; returns the exit code, or dies by the signal that ended the script."""
-    known = set(sys.modules)
+    known = len(sys.modules)
     variables = {**settle(inherited.runtime, run, spec, fds), **inherited.changed}
     take_environment(variables)
     os.umask(launch.umask)
@@ -54,9 +60,7 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(
-        f"argosy: rank {spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}"
-    )
+    setproctitle.setproctitle(f"{TITLE}{spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -183,13 +187,15 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _end(code: int, known: set[str]) -> int:
+def _end(code: int, known: int) -> int:
     """Do what the interpreter does at its end, without touching what is shared (B3)."""
     with contextlib.suppress(BaseException):
         cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()
     _flush()
-    _forget_modules(known - {"__main__", "__mp_main__"})
+    exit_after(END_S, code & 0xFF)
+    _keep_groups()
+    _forget_modules(known)
     flushed = _flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -197,10 +203,30 @@ def _end(code: int, known: set[str]) -> int:
     return code if flushed or code else 120
 
 
-def _forget_modules(known: set[str]) -> None:
-    """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals."""
+def _keep_groups() -> None:
+    """Never destroy what may hold a process group of torch's.
+
+    Its destructor joins threads that may want the GIL, which we hold: only an interpreter that is being finalised
+    lets such threads go. Nothing that a user could see is lost.
+    """
+    torch = cast(Any, sys.modules.get("torch"))
+    if torch is None:
+        return
+    values = cast("list[object]", [*gc.get_objects(), *vars(sys.modules["__main__"]).values()])
+    for value in values:
+        kind = type(value)
+        if issubclass(kind, torch.nn.Module) or str(kind.__module__).startswith("torch."):
+            _kept.append(value)
+
+
+def _forget_modules(known: int) -> None:
+    """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals.
+
+    Only the newest entries of sys.modules are looked at: a reference counted is a shared page copied (B3).
+    """
     sys.last_type = sys.last_value = sys.last_traceback = None
-    modules = [sys.modules.pop(name) for name in list(sys.modules) if name not in known]
+    newest = islice(reversed(sys.modules), max(0, len(sys.modules) - known))
+    modules = [sys.modules.pop(name, None) for name in [*reversed(list(newest)), "__main__", "__mp_main__"]]
     remaining = [weakref.ref(module) for module in modules if type(module) is types.ModuleType]
     del modules
     gc.collect()

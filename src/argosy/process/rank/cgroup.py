@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 
 MARK = "ARGOSY_MARK"
+TITLE = "argosy: rank "
+"""How the title of a forked rank begins, and of what it forks."""
 
 
 def find_parent(runtime: Path) -> Path | None:
@@ -81,13 +83,24 @@ def remove_leaf(leaf: str) -> bool:
     return True
 
 
-def kill_marked(mark: str, group: int) -> None:
-    """Kill the process group, and every process of this user whose environment carries the mark."""
-    with contextlib.suppress(OSError):
-        os.killpg(group, signal.SIGKILL)
+def kill_marked(mark: str, group: int | None, page: str) -> None:
+    """Kill the process group if it is known, and every process of this user that carries the mark.
+
+    That is in its environment if it was executed; if it was only forked it still maps the rank's progress page.
+    """
+    if group is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
     needle = f"{MARK}={mark}\0".encode()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if needle in Path(entry.path, "environ").read_bytes():
+                if needle in Path(entry.path, "environ").read_bytes() or _maps(Path(entry.path), page):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _maps(process: Path, file: str) -> bool:
+    # The title is asked first: the maps of a process with torch have a thousand lines.
+    if not file or not Path(process, "cmdline").read_bytes().startswith(TITLE.encode()):
+        return False
+    return os.fsencode(file) + b"\n" in Path(process, "maps").read_bytes()

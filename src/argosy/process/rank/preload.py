@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from argosy.process.imports.scan import TORCH
+from argosy.process.imports.scan import DYNAMO, OF_TORCH, TORCH
 from argosy.process.rank.fitness import changes, compare, look
 
 # Set before the interpreter starts: these libraries would start threads at import.
@@ -43,7 +43,7 @@ class Preloaded:
     @property
     def torch_spoiled(self) -> str | None:
         """Why torch itself cannot be preloaded, so that ranks must be exec'd; None if it can."""
-        return next((reason for entry, reason in self.spoiled if entry in TORCH), None)
+        return next((reason for entry, reason in self.spoiled if entry in OF_TORCH), None)
 
     def left(self, entries: Sequence[str]) -> list[str]:
         """Return what a fresh zygote should preload of `entries`: what spoiled is gone, torch stays."""
@@ -114,11 +114,11 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
             failed[entry] = error
         elif not reasons:
             loaded.append(entry)
-        if entry not in TORCH:  # What torch sets, it derives again where it is missing.
+        if entry not in OF_TORCH:  # What torch sets, it derives again where it is missing.
             environ |= changes(before.environ, after.environ)
-        if "torch" in sys.modules:
+        if "torch" in sys.modules and "torch" not in todo:
             # A package brought torch in: every rank would import the companions for itself.
-            todo += [companion for companion in TORCH if companion not in todo]
+            todo += [*TORCH, DYNAMO]
         before = after
     return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, "torch" in sys.modules)
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import setproctitle
 
 from argosy.core import ArgosyError, PeerLost, RankId
-from argosy.fabric import Link, connect
+from argosy.fabric import FDS_MAX, Link, connect
 from argosy.observe import install
+from argosy.process.host.daemons import start_warden
 from argosy.process.host.messages import (
     Child,
     Fork,
@@ -39,12 +40,14 @@ from argosy.process.host.proc import born
 from argosy.process.host.reaper import Reaper
 from argosy.process.rank.boot import Inherited, run_rank
 from argosy.process.rank.child import reset_signals
-from argosy.process.rank.fresh import tolerate_full_disk
+from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.rank.preload import Preloaded, preload
 from argosy.process.rank.store import serve_store
 from argosy.process.rank.threads import blas_setters
 
+START_S = 2.0
+"""Without an agent for this long, the zygote starts a warden."""
 RECONNECT_S = 60.0
 """Without an agent for this long, the zygote ends; its ranks then depend on the warden."""
 
@@ -60,6 +63,7 @@ class Zygote:
         self.inherited = Inherited(runtime, {}, [], fresh)
         self.link: Link[ToZygote] | None = None
         self.born = born(os.getpid())
+        self.sealed: dict[str, int] = {}
         hold_lifeline(runtime)
 
     def loop(self) -> None:
@@ -74,16 +78,29 @@ class Zygote:
 
     def reconnect(self) -> bool:
         """Find the agent, or the next one; False if none came. Exits are recorded meanwhile."""
-        deadline = time.monotonic() + RECONNECT_S
+        deadline, start_at = time.monotonic() + RECONNECT_S, time.monotonic() + START_S
         while time.monotonic() < deadline:
             with contextlib.suppress(ArgosyError):
                 self.link = connect(self.runtime / "agent.sock", to_zygote, "the agent")
                 children = list(self.reaper.children.values())
-                self.link.send(ZygoteHello(self.key, self.born, children, self.ready))
+                runs = list(self.sealed)
+                hello = ZygoteHello(self.key, self.born, children, self.ready, runs)
+                self.link.send(hello, [self.sealed[run] for run in runs])
                 return True
             list(self.reaper.collect())
+            if self.reaper.children and time.monotonic() >= start_at:  # Agent and warden were killed together.
+                start_at = time.monotonic() + START_S
+                start_warden(self.runtime)
             time.sleep(0.01)
         return False
+
+    def keep(self, run: str, sealed: int) -> None:
+        """Hold the environment of a run for an agent that has lost it, as long as the run has ranks here."""
+        alive = {child.run for child in self.reaper.children.values()}
+        for over in [held for held in self.sealed if held not in alive]:
+            os.close(self.sealed.pop(over))
+        if run not in self.sealed and len(self.sealed) < FDS_MAX:
+            self.sealed[run] = os.dup(sealed)
 
     def disconnect(self) -> None:
         """The agent is gone."""
@@ -117,6 +134,7 @@ class Zygote:
             case Preload(entries):
                 self.preload(link, entries)
             case Fork():
+                self.keep(message.run, fds[0])
                 for position, spec in enumerate(message.ranks):
                     self.fork_rank(link, message, spec, fds if position == 0 else fds[:1])
             case ForkStore():
@@ -131,6 +149,7 @@ class Zygote:
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
         self.inherited = Inherited(self.runtime, changed, blas_setters(), self.inherited.fresh)
+        leave_finalizers()
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled

@@ -22,23 +22,23 @@ def connect_agent(runtime: Path | None = None) -> Link[ToClient]:
     return connect((runtime or runtime_dir()) / "agent.sock", to_client, "the agent")
 
 
-def reach_agent() -> Link[ToClient]:
-    """Connect to the agent; start warden and agent first if there are none.
+def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
+    """Connect to the agent; start warden and agent if none answers for `start_after_s`.
 
     Raises:
         DeadlinePassed: they did not come up.
     """
     runtime = runtime_dir()
     deadline = time.monotonic() + START_S
-    started_at = 0.0
+    start_at = time.monotonic() + start_after_s
     while True:
         try:
             return connect_agent(runtime)
         except PeerLost:
             if time.monotonic() > deadline:
                 raise DeadlinePassed("the agent", START_S, hint=f"its words are in {runtime}/*.out") from None
-        if time.monotonic() - started_at > 5.0:
-            started_at = time.monotonic()
+        if time.monotonic() >= start_at:
+            start_at = time.monotonic() + 5.0
             runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
             start_warden(runtime)
         time.sleep(0.005)

@@ -29,12 +29,12 @@ from argosy.process.output.stream import Merger, Stream
 from argosy.process.output.tail import Tail
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
-from argosy.process.terminal.client import connect_agent
+from argosy.process.terminal.client import reach_agent
 from argosy.process.terminal.tell import line
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-RECONNECT_S = 10.0
+RECONNECT_S = 20.0
 PATIENCE_S = 8.0
 """Silence after which a cold start says what it does."""
 
@@ -174,7 +174,7 @@ class Foreground:
         deadline = time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
             try:
-                self._link = connect_agent()
+                self._link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
                 self._link.send(WatchRun(self._welcome.run, lease=True))
                 answer, _ = self._link.wait(5.0)
                 if isinstance(answer, Welcome):
