@@ -5,6 +5,8 @@
 
 const WORDS: usize = 1024;
 const BLOCK: usize = 4 * WORDS;
+/// How many bytes ahead memory is asked for.
+const AHEAD: usize = 2048;
 
 pub struct Keys {
     /// One more than is used: the odd keys of a vector are loaded from one word further on.
@@ -114,31 +116,36 @@ unsafe fn words_avx2(source: *const u8, destination: *mut u8, first: usize, coun
     let mut sums = words_plain(source, destination, first, head);
     let to = |offset: usize| if destination.is_null() { destination } else { destination.add(4 * offset) };
     let (source, destination, first, count) = (source.add(4 * head), to(head), first + head, count - head);
-    let mut low = [_mm256_setzero_si256(); 2];
-    let mut high = [_mm256_setzero_si256(); 2];
+    let zero = _mm256_setzero_si256();
+    let (mut a0, mut a1, mut b0, mut b1) = (zero, zero, zero, zero);
+    let (keys_a, keys_b) = (KEYS.words[0].as_ptr().add(first), KEYS.words[1].as_ptr().add(first));
     let whole = count / 8;
     for i in 0..whole {
-        let words = _mm256_loadu_si256(source.add(32 * i).cast());
+        let at = source.add(32 * i);
+        if i % 2 == 0 {
+            // The hardware's own prefetching stops at the end of a page.
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+        }
+        let words = _mm256_loadu_si256(at.cast());
         if streams {
             _mm256_stream_si256(destination.add(32 * i).cast(), words);
         } else if !destination.is_null() {
             _mm256_storeu_si256(destination.add(32 * i).cast(), words);
         }
         let odd = _mm256_srli_epi64::<32>(words);
-        for set in 0..2 {
-            let keys = KEYS.words[set].as_ptr().add(first + 8 * i);
-            let (even_keys, odd_keys) =
-                (_mm256_loadu_si256(keys.cast()), _mm256_loadu_si256(keys.add(1).cast()));
-            low[set] = _mm256_add_epi64(low[set], _mm256_mul_epu32(words, even_keys));
-            high[set] = _mm256_add_epi64(high[set], _mm256_mul_epu32(odd, odd_keys));
-        }
+        let key = |keys: *const u32| _mm256_loadu_si256(keys.add(8 * i).cast());
+        a0 = _mm256_add_epi64(a0, _mm256_mul_epu32(words, key(keys_a)));
+        a1 = _mm256_add_epi64(a1, _mm256_mul_epu32(odd, key(keys_a.add(1))));
+        b0 = _mm256_add_epi64(b0, _mm256_mul_epu32(words, key(keys_b)));
+        b1 = _mm256_add_epi64(b1, _mm256_mul_epu32(odd, key(keys_b.add(1))));
     }
+    let found = [_mm256_add_epi64(a0, a1), _mm256_add_epi64(b0, b1)];
     let done = 8 * whole;
     let rest = if destination.is_null() { destination } else { destination.add(4 * done) };
     let tail = words_plain(source.add(4 * done), rest, first + done, count - done);
     for set in 0..2 {
         let mut lanes = [0u64; 4];
-        _mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_add_epi64(low[set], high[set]));
+        _mm256_storeu_si256(lanes.as_mut_ptr().cast(), found[set]);
         sums[set] = lanes.iter().fold(sums[set].wrapping_add(tail[set]), |sum, lane| sum.wrapping_add(*lane));
     }
     sums

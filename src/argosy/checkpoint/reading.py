@@ -39,6 +39,7 @@ from argosy.transfer import (
     State,
     Unit,
     Value,
+    add,
     copy_boxes,
     spot,
     strides_of,
@@ -171,7 +172,10 @@ class Reader:
             self._buffers.put((buffer, address, memoryview(buffer)))
 
     def read(self, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
-        """Read and verify chunks (entry, box, offset, sums); give each to `sink`, which says what to copy from it.
+        """Read and verify chunks; give each to `sink`, which says what to copy from it.
+
+        What is copied is verified in the same pass, so memory that must stay whole on error is only written to
+        after a first pass without a sink.
 
         Raises:
             CorruptShard: the first chunk that is not what was saved.
@@ -197,13 +201,14 @@ class Reader:
             if start + count < offset + size:
                 raise CorruptShard(entry.file, what, f"{size} bytes", "the end of the file")
             at = address + offset - start
-            source = Spot(at, strides_of(box.shape))
-            # Verified in the buffer, then copied: the destination never sees bytes that are wrong.
-            found = sums_text(copy_boxes([Copy(box, entry.shape, DTYPES[entry.dtype], source)])[0])
-            if found != expected:
-                raise CorruptShard(entry.file, what, expected, found)
-            if sink:
-                copy_boxes(sink(entry, box, at))
+            size_of = DTYPES[entry.dtype]
+            made = list(sink(entry, box, at)) if sink else []
+            if sum(copy.box.cells for copy in made) == box.cells:
+                found = add(copy_boxes(made))  # Copied and summed in one pass.
+            else:
+                found = copy_boxes([Copy(box, entry.shape, size_of, Spot(at, strides_of(box.shape))), *made])[0]
+            if sums_text(found) != expected:
+                raise CorruptShard(entry.file, what, expected, sums_text(found))
         finally:
             self._buffers.put(keep)
 
