@@ -175,7 +175,7 @@ class Stall:
         return taken
 
     def dcp(self, path: Path, steps: int = 30) -> float:
-        state = {"m": self.module.state_dict(), "o": {k: v for k, v in self.optimizer.state[self.parameter].items()}}
+        state = {"m": self.module.state_dict(), "o": dict(self.optimizer.state[self.parameter])}
         begun = time.perf_counter()
         for number in range(steps):
             if number == 2:
@@ -209,34 +209,8 @@ def plan_save() -> float:
     return seconds(plan)
 
 
-def rows(options: Options) -> list[Row]:
-    bench = Bench(options)
-    BENCHES.append(bench)
-    memcpy, summed = copying(min(bench.bytes, 1 << 30))
-    stall = Stall(bench)
-    side = 100 * 1024 // 4
-    small = {f"t{i}": torch.zeros(side) for i in range(1000 if options.quick else 10_000)}
-    large = {"t": torch.zeros(side * len(small))}
-
-    def touched(name: str, tensors: dict[str, torch.Tensor]) -> float:
-        for tensor in tensors.values():
-            tensor += 1
-        return bench.save_argosy(name, tensors)
-
-    def lost(loop: Callable[[], float]) -> Callable[[], float]:
-        return lambda: loop() - stall.loop(saves=False)
-
+def disk_rows(bench: Bench) -> list[Row]:
     return [
-        Row(
-            key="copy",
-            title="heap memory into an arena",
-            base="memcpy",
-            contenders=[
-                Contender(name="memcpy", sample=memcpy, warm_up=True),
-                Contender(name="with digest", sample=summed, warm_up=True),
-            ],
-            goals=[Goal(of="with digest", times_of="memcpy", times=0.8)],
-        ),
         Row(
             key="save",
             title=f"durable save of {bench.bytes / 1e9:.2f} GB",
@@ -264,6 +238,27 @@ def rows(options: Options) -> list[Row]:
             ],
             goals=[Goal(of="argosy", times_of="DCP", times=2)],
         ),
+    ]
+
+
+def memory_rows(bench: Bench) -> list[Row]:
+    memcpy, summed = copying(min(bench.bytes, 1 << 30))
+    stall = Stall(bench)
+
+    def lost(loop: Callable[[], float]) -> Callable[[], float]:
+        return lambda: loop() - stall.loop(saves=False)
+
+    return [
+        Row(
+            key="copy",
+            title="heap memory into an arena",
+            base="memcpy",
+            contenders=[
+                Contender(name="memcpy", sample=memcpy, warm_up=True),
+                Contender(name="with digest", sample=summed, warm_up=True),
+            ],
+            goals=[Goal(of="with digest", times_of="memcpy", times=0.8)],
+        ),
         Row(
             key="lost",
             title="training time lost to one save, one process",
@@ -274,6 +269,20 @@ def rows(options: Options) -> list[Row]:
             ],
             goals=[Goal(of="argosy", times_of="DCP save", times=3)],
         ),
+    ]
+
+
+def count_rows(bench: Bench, options: Options) -> list[Row]:
+    side = 100 * 1024 // 4
+    small = {f"t{i}": torch.zeros(side) for i in range(1000 if options.quick else 10_000)}
+    large = {"t": torch.zeros(side * len(small))}
+
+    def touched(name: str, tensors: dict[str, torch.Tensor]) -> float:
+        for tensor in tensors.values():
+            tensor += 1
+        return bench.save_argosy(name, tensors)
+
+    return [
         Row(
             key="small",
             title=f"{len(small):,} tensors of 100 KiB beside one of the same bytes",
@@ -295,6 +304,12 @@ def rows(options: Options) -> list[Row]:
             goals=[Goal(of="reshard", at_most=1.0), Goal(of="save", at_most=1.0)],
         ),
     ]
+
+
+def rows(options: Options) -> list[Row]:
+    bench = Bench(options)
+    BENCHES.append(bench)
+    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options)]
 
 
 BENCHES: list[Bench] = []

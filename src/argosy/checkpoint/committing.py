@@ -9,7 +9,7 @@ import msgspec
 
 import argosy
 from argosy.checkpoint.arranging import Share, entry, segment_header
-from argosy.checkpoint.files import Disk, LocalFiles
+from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import ROOT, Entry, Index, Root, UnitInfo, unseal
 from argosy.checkpoint.operations import (
     Operation,
@@ -27,7 +27,7 @@ from argosy.checkpoint.owner import read as read_owner
 from argosy.checkpoint.reading import roots
 from argosy.checkpoint.retention import Keep, choose_kept
 from argosy.checkpoint.snapshot import Snapshot
-from argosy.checkpoint.stores import checkpoints_dir
+from argosy.checkpoint.stores import Store, open_store
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.transfer import State
 
@@ -59,10 +59,8 @@ class Committer:
     before: Callable[[Operation], None] | None = None
     """Called before each operation; whatever it raises is what the disk would."""
 
-    def __init__(
-        self, directory: Path, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]
-    ) -> None:
-        self.directory, self.rank, self.size, self.keep, self.say = directory, rank, size, keep, say
+    def __init__(self, store: Store, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]) -> None:
+        self.store, self.rank, self.size, self.keep, self.say = store, rank, size, keep, say
         self._previous: dict[tuple[str, str], Entry] = {}
         self._quiet: set[str] | None = None
 
@@ -140,14 +138,14 @@ class Committer:
             values=state.values if self.rank == 0 else local,
             units=units if self.rank == 0 else {},
         )
-        disk = Disk(self.directory, snapshot.arena.view)
-        disk.perform(plan_rank(job.name, self.rank, size, msgspec.json.encode(index), attempt), self.before)
+        operations = plan_rank(job.name, self.rank, size, msgspec.json.encode(index), attempt)
+        self.store.perform(operations, snapshot.arena.view, self.before)
 
     def _write_root(self, job: Job) -> None:
         paths = [f"{job.name}/{index_name(rank)}" for rank in range(self.size)]
         indexes = [(path, self._await(job, path)) for path in paths]
-        if self.owner is not None and read_owner(self.directory) != self.owner:
-            raise PeerLost("this run's hold on the directory", f"another run took {self.directory}")
+        if self.owner is not None and read_owner(self.store) != self.owner:
+            raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
         root = Root(
             step=job.step,
             session=job.name.rpartition("-")[2],
@@ -158,7 +156,7 @@ class Committer:
             metrics=job.metrics,
             argosy=argosy.__version__,
         )
-        Disk(self.directory).perform(plan_root(job.name, make_root(root, indexes)), self.before)
+        self.store.perform(plan_root(job.name, make_root(root, indexes)), None, self.before)
 
     def _await_root(self, job: Job) -> None:
         path = f"{job.name}/{ROOT}"
@@ -170,9 +168,11 @@ class Committer:
         pause = 0.001
         while True:
             with suppress(FileNotFoundError):
-                return (self.directory / path).read_bytes()
-            for failed in sorted((self.directory / job.name).glob("*.failed")):
-                raise PeerLost(failed.stem.replace("-", " "), failed.read_text())
+                return self.store.files.read(path)
+            for name in self.store.files.listdir(job.name):
+                if name.endswith(".failed"):
+                    reason = self.store.files.read(f"{job.name}/{name}").decode()
+                    raise PeerLost(name.removesuffix(".failed").replace("-", " "), reason)
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"waiting for {path}", self.ranks_timeout_s)
             time.sleep(pause)
@@ -181,8 +181,7 @@ class Committer:
     def give_up(self, job: Job, reason: str) -> None:
         """Tell the other ranks not to wait."""
         with suppress(OSError):
-            (self.directory / job.name).mkdir(parents=True, exist_ok=True)
-            (self.directory / job.name / f"rank-{self.rank:05d}.failed").write_text(reason)
+            self.store.put(f"{job.name}/rank-{self.rank:05d}.failed", reason.encode())
 
     def _remember(self, entries: list[tuple[Share, Entry]]) -> None:
         now = {(each.name, str(each.box)): each for _, each in entries}
@@ -197,29 +196,27 @@ class Committer:
         """Remember durably that a step is kept, or no longer."""
         if self.rank != 0:
             return
-        pins = read_pins(self.directory)
+        pins = read_pins(self.store.files)
         pins = pins | {step} if keep else pins - {step}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        Disk(self.directory).perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
+        self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
 
     def prune(self) -> list[Operation]:
         """Delete what no policy keeps."""
-        operations, _ = plan_prune(self.directory, self.keep)
-        Disk(self.directory).perform(operations, self.before)
+        operations, _ = plan_prune(self.store.files, self.keep)
+        self.store.perform(operations, None, self.before)
         return operations
 
 
-def read_pins(directory: Path) -> set[int]:
+def read_pins(files: Files) -> set[int]:
     """The steps that are pinned."""
     try:
-        return set(msgspec.json.decode((directory / PINS).read_bytes(), type=list[int]))
+        return set(msgspec.json.decode(files.read(PINS), type=list[int]))
     except FileNotFoundError:
         return set()
 
 
-def plan_prune(directory: Path, keep: Sequence[Keep]) -> tuple[list[Operation], Mapping[str, str]]:
+def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Mapping[str, str]]:
     """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone."""
-    files = LocalFiles(directory)
     valid: dict[str, Root] = {}
     unreadable: set[str] = set()
     for name, root in roots(files):
@@ -227,7 +224,7 @@ def plan_prune(directory: Path, keep: Sequence[Keep]) -> tuple[list[Operation], 
             unreadable.add(name)
         else:
             valid[name] = root
-    kept = choose_kept(valid, keep, read_pins(directory))
+    kept = choose_kept(valid, keep, read_pins(files))
     present = {name: files.listdir(name) for name in files.listdir(".") if name not in unreadable}
     return plan_deletions(present, valid, kept), kept
 
@@ -240,14 +237,12 @@ def prune_steps(
     Raises:
         DirectoryInUse: a run writes there; it prunes by its own policies.
     """
-    directory = checkpoints_dir(path)
-    if not directory.is_dir():
-        return [], {}
-    operations, kept = plan_prune(directory, keep)
-    if not dry_run:
-        me = take(directory, "prune")
+    store = open_store(path)
+    operations, kept = plan_prune(store.files, keep)
+    if not dry_run and operations:
+        me = take(store, "prune")
         try:
-            Disk(directory).perform(operations)
+            store.perform(operations)
         finally:
-            release(directory, me)
+            release(store, me)
     return sorted({operation.path for operation in operations if isinstance(operation, Rmdir)}), kept

@@ -11,7 +11,7 @@ from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
 from argosy.checkpoint.reading import Reader, Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.restoring import restore
-from argosy.checkpoint.stores import checkpoints_dir, open_files
+from argosy.checkpoint.stores import open_files
 from argosy.core import ArgosyError
 from argosy.transfer import add, finish
 
@@ -33,7 +33,7 @@ class StepInfo(msgspec.Struct, kw_only=True):
 def list_steps(path: str | Path) -> list[StepInfo]:
     """The committed steps, newest first; a damaged root is listed with its fault."""
     files, _ = open_files(path)
-    pins = read_pins(checkpoints_dir(path)) if "://" not in str(path) else set[int]()
+    pins = read_pins(files)
     found: list[StepInfo] = []
     for name, root in roots(files):
         number = step_of(name) or 0

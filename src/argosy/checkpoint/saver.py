@@ -21,7 +21,7 @@ from argosy.checkpoint.gathering import agreed, as_state, place, session
 from argosy.checkpoint.owner import Owner, release, take
 from argosy.checkpoint.retention import Cadence, Keep, KeepLast
 from argosy.checkpoint.snapshot import SAMPLE, Arena, Snapshot
-from argosy.checkpoint.stores import CHECKPOINTS
+from argosy.checkpoint.stores import open_store
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 from argosy.transfer import Role, State
 
@@ -64,7 +64,7 @@ class Saver:
         sample: int = SAMPLE,
         say: Callable[[str], None] = warn,
     ) -> None:
-        self.directory = Path(path) / CHECKPOINTS
+        self._store = open_store(path, new=True)
         self.rank, self.size = place()
         self._session, self._count, self._sample, self._say = session(self.size), 0, sample, say
         self._owner = self._take()
@@ -73,7 +73,7 @@ class Saver:
         self._arenas: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
         for _ in range(ARENAS):
             self._arenas.put(None)
-        self._committer = Committer(self.directory, self.rank, self.size, tuple(keep), say)
+        self._committer = Committer(self._store, self.rank, self.size, tuple(keep), say)
         self._committer.owner = self._owner
         self._jobs: queue.SimpleQueue[tuple[Job, Snapshot, Handle] | None] = queue.SimpleQueue()
         self._writer = Thread(target=self._write, name="argosy-checkpoint", daemon=True)
@@ -85,7 +85,7 @@ class Saver:
         owner, error = None, None
         if self.rank == 0:
             try:
-                owner = take(self.directory, self._session)
+                owner = take(self._store, self._session)
             except ArgosyError as caught:
                 error = caught
         faults = agreed(self.size, None if error is None else str(error))
@@ -195,7 +195,7 @@ class Saver:
         self._writer.join(timeout_s)
         self._unfence()
         if self._owner is not None:
-            release(self.directory, self._owner)
+            release(self._store, self._owner)
         while not self._arenas.empty():
             arena = self._arenas.get()
             if arena is not None:

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,8 @@ for module in (*model, model):
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 state, step = {"model": model, "optimizer": optimizer}, 0
 saver = Saver(directory)
-try:
+with suppress(StepNotFound):
     step = restore(directory, into=state).step
-except StepNotFound:
-    pass
 if dist.get_rank() == 0:
     print("begins at", step, flush=True)
 while step < until:
