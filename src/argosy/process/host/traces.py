@@ -41,7 +41,7 @@ class Traces:
     def clear(self, pids: Mapping[RankId, int]) -> None:
         """Kill what ranks left behind, and remove their cgroups.
 
-        Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, still has to
+        Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
         remove the semaphores that the rank leaked.
         """
         if self._cgroup is None:
