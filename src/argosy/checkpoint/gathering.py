@@ -137,6 +137,11 @@ def agreed(size: int, fault: str | None) -> list[str]:
     return [str(other) for other in _exchange(fault) if other]
 
 
+def exchanged(size: int, value: tuple[str, str | None]) -> list[tuple[str, str | None]]:
+    """What each rank says, when all have arrived."""
+    return [value] if size == 1 else [answer for answer in _exchange(value) if isinstance(answer, tuple)]
+
+
 def _exchange(value: object) -> list[object]:
     import torch.distributed as dist
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import CorruptShard, Entry, StepNotFound
-from argosy.checkpoint.gathering import agreed, as_state
+from argosy.checkpoint.gathering import as_state, exchanged
 from argosy.checkpoint.reading import Chunk, Reader, Step, all_chunks, chunk_copies, covered, find_step, stored_state
 from argosy.checkpoint.snapshot import address_of
 from argosy.checkpoint.stores import open_files
@@ -125,11 +125,12 @@ def _write(files: Files, found: Step, live: State, wish: Wish) -> Restored:
         Reader(files).read(wanted)  # R3: a first pass that only verifies.
     except (CorruptShard, ConfigError) as caught:
         error = caught
-    faults = agreed(live.size, None if error is None else str(error))
+    answers = exchanged(live.size, (found.name, None if error is None else str(error)))
     if error is not None:
         raise error
-    if faults:
-        raise CorruptShard(found.name, "another rank", "a whole step", faults[0])
+    for name, fault in answers:
+        if fault or name != found.name:  # R4
+            raise CorruptShard(found.name, "another rank", "the same whole step", fault or name)
     _fill(files, wanted, adoption.targets, live.rank)
     adoption.commit()
     total = sum(box.cells * entry.bytes // max(entry.box.cells, 1) for entry, box, _, _ in wanted)
