@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.checkpoint import CorruptShard as CorruptShard
+    from argosy.checkpoint import restore as restore
     from argosy.core import ArgosyError as ArgosyError
     from argosy.core import ConfigError as ConfigError
     from argosy.core import DeadlinePassed as DeadlinePassed
@@ -19,9 +21,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "ArgosyError": "argosy.core",
     "ConfigError": "argosy.core",
+    "CorruptShard": "argosy.checkpoint",
     "DeadlinePassed": "argosy.core",
     "PeerLost": "argosy.core",
     "Restart": "argosy.process",
+    "restore": "argosy.checkpoint",
 }
 
 __getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -18,8 +18,8 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
-    {"process", "data"},
-    {"fabric"},
+    {"process", "checkpoint", "data"},
+    {"fabric", "transfer"},
     {"observe"},
     {"core"},
 ]
@@ -33,9 +33,11 @@ CELLAR = {"_lazy", "_native", "_reference", "_select"}
 PUBLIC_NAMES = [
     "ArgosyError",
     "ConfigError",
+    "CorruptShard",
     "DeadlinePassed",
     "PeerLost",
     "Restart",
+    "restore",
 ]
 PUBLIC_NAMES_MAX = 25
 

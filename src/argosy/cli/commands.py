@@ -15,6 +15,7 @@ COMMANDS = {
     "stacks": "Show where ranks are right now.",
     "exec": "Run a command in a rank's environment.",
     "stop": "Stop a run, or everything.",
+    "ckpt": "List, verify, compare and convert checkpoints.",
     "clean": "Remove logs and evidence of ended runs.",
     "doctor": "Check this machine and this installation.",
 }

@@ -1,0 +1,323 @@
+"""Saving, loading, snapshots and plans beside torch.distributed.checkpoint, torch.save, and raw disk and memory.
+
+    python bench/checkpoint.py [--quick] [--only ROW,...] [--repeat N] [--json PATH]
+
+The state is 2.15 GB of parameters and two Adam moments (0.27 GB with --quick), in a directory below the current one.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from harness import Contender, Goal, Options, Row, run_benches
+
+from argosy.checkpoint import KeepLast, Saver, restore
+from argosy.checkpoint.arranging import shares
+from argosy.checkpoint.files import aligned, open_direct
+from argosy.checkpoint.snapshot import Arena
+from argosy.transfer import Copy, Member, Split, Spot, State, Tensor, Unit, copy_boxes, reshard, sharded, whole
+
+BLOCK = 8 << 20
+
+
+def make_state(total: int, layers: int = 32) -> dict[str, torch.Tensor]:
+    side = 1024
+    rows = total // 3 // layers // 4 // side
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"{key}.{i}": torch.randn(rows, side, generator=generator)
+        for key in ("model", "exp_avg", "exp_avg_sq")
+        for i in range(layers)
+    }
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def drop_cache(directory: Path) -> None:
+    """Forget what the page cache holds of these files, so that a load is cold."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def sync_files(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+class Bench:
+    """The state, a place on disk, and one Argosy saver whose arenas are warm."""
+
+    def __init__(self, options: Options) -> None:
+        self.bytes = (256 << 20) if options.quick else (2 << 30)
+        self.directory = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir="."))
+        self.state = make_state(self.bytes)
+        self.into = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        self.savers: dict[str, Saver] = {}
+        self.count = 0
+
+    def fresh(self, name: str) -> Path:
+        path = self.directory / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def save_argosy(self, name: str = "argosy", arrays: Mapping[str, object] | None = None) -> float:
+        if name not in self.savers:
+            self.savers[name] = Saver(self.directory / name, keep=[KeepLast(1)])
+        self.count += 1
+        # Something changes between two saves of a training; tensors that did not would not be written.
+        for tensor in self.state.values():
+            tensor.view(-1)[0] += 1
+        return seconds(lambda: self.savers[name].save({"state": arrays or self.state}, self.count).wait())
+
+    def save_dcp(self, threads: int) -> float:
+        path = self.fresh(f"dcp{threads}")
+        writer = dcp.FileSystemWriter(path, thread_count=threads)
+        return seconds(lambda: (dcp.save(self.state, storage_writer=writer, no_dist=True), sync_files(path)))
+
+    def save_torch(self) -> float:
+        path = self.fresh("torch")
+        return seconds(lambda: (torch.save(self.state, path / "state.pt"), sync_files(path)))
+
+    def save_raw(self) -> float:
+        path = self.fresh("raw") / "bytes"
+        buffer = aligned(BLOCK)
+        buffer.write(os.urandom(BLOCK))
+        fd = open_direct(path, os.O_WRONLY | os.O_CREAT)
+
+        def write() -> None:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda at: os.pwrite(fd, memoryview(buffer), at), range(0, self.bytes, BLOCK)))
+            os.fdatasync(fd)
+
+        taken = seconds(write)
+        os.close(fd)
+        return taken
+
+    def load_argosy(self) -> float:
+        drop_cache(self.directory / "argosy")
+        return seconds(lambda: restore(self.directory / "argosy", into={"state": self.into}))
+
+    def load_dcp(self) -> float:
+        drop_cache(self.directory / "dcp1")
+        return seconds(lambda: dcp.load(self.into, checkpoint_id=self.directory / "dcp1", no_dist=True))
+
+    def load_torch(self) -> float:
+        drop_cache(self.directory / "torch")
+        return seconds(lambda: torch.load(self.directory / "torch/state.pt"))
+
+    def close(self) -> None:
+        for saver in self.savers.values():
+            saver.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def copying(size: int) -> tuple[Callable[[], float], Callable[[], float]]:
+    """memcpy, and the copy into an arena that sums the digest as it goes."""
+    source = np.random.default_rng(0).integers(0, 255, size, np.uint8)
+    arena = Arena(size)
+    target = np.frombuffer(arena.view, np.uint8)[:size]
+    copy = Copy(whole((size,)), (size,), 1, Spot(source.ctypes.data, (1,)), Spot(arena.address, (1,)))
+    return lambda: seconds(lambda: np.copyto(target, source)), lambda: seconds(lambda: copy_boxes([copy]))
+
+
+class Stall:
+    """A loop of matmuls and an AdamW step; what a save costs it."""
+
+    def __init__(self, bench: Bench) -> None:
+        torch.set_num_threads(1)
+        rows = bench.bytes // 8 // 3 // 4 // 1024
+        self.parameter = torch.nn.Parameter(torch.randn(rows, 1024))
+        self.optimizer = torch.optim.AdamW([self.parameter], fused=True)
+        self.parameter.grad = torch.zeros_like(self.parameter)
+        self.matrix = torch.randn(1024, 1024)
+        self.module = torch.nn.Module()
+        self.module.register_parameter("w", self.parameter)
+        self.saver = Saver(bench.fresh("stall"), keep=[KeepLast(1)])
+        bench.savers["stall"] = self.saver
+        self.count = 0
+        self.step()
+
+    def step(self) -> None:
+        for _ in range(8):
+            self.matrix @ self.matrix
+        self.optimizer.step()
+
+    def loop(self, *, saves: bool, steps: int = 30) -> float:
+        """Seconds of so many steps, with one save among them, which may end behind them."""
+        begun = time.perf_counter()
+        for number in range(steps):
+            if saves and number == 2:
+                self.count += 1
+                self.saver.save({"m": self.module, "o": self.optimizer}, self.count)
+            self.step()
+        taken = time.perf_counter() - begun
+        self.saver.flush()
+        return taken
+
+    def dcp(self, path: Path, steps: int = 30) -> float:
+        state = {"m": self.module.state_dict(), "o": dict(self.optimizer.state[self.parameter])}
+        begun = time.perf_counter()
+        for number in range(steps):
+            if number == 2:
+                shutil.rmtree(path, ignore_errors=True)
+                dcp.save(state, checkpoint_id=path, no_dist=True)
+            self.step()
+        return time.perf_counter() - begun
+
+
+def plan_reshard() -> float:
+    shapes = [(4096, 4096), (4096,), (16384, 4096), (4096, 16384)]
+
+    def side(ranks: int) -> dict[str, Tensor]:
+        names = [(f"{i}.{key}", shapes[i % 4]) for i in range(1000) for key in ("p", "m", "v", "s")]
+        return {name: Tensor(sharded(shape, (ranks,), (Split(0),)), 4) for name, shape in names}
+
+    sharded.cache_clear()
+    return seconds(lambda: reshard(side(64), side(128)))
+
+
+def plan_save() -> float:
+    sharded.cache_clear()
+
+    def plan() -> None:
+        units = {}
+        for i in range(1024):
+            layout = sharded((8192, 4096 + i % 8), (2048,), (Split(0),))
+            units[f"{i}"] = Unit(f"{i}", {"parameter": Member("parameter", "parameter", "F32", layout)})
+        shares(State(7, 2048, units))
+
+    return seconds(plan)
+
+
+def disk_rows(bench: Bench) -> list[Row]:
+    return [
+        Row(
+            key="save",
+            title=f"durable save of {bench.bytes / 1e9:.2f} GB",
+            base="DCP",
+            contenders=[
+                Contender(name="raw O_DIRECT", sample=bench.save_raw, warm_up=True),
+                Contender(name="argosy", sample=bench.save_argosy, warm_up=True),
+                Contender(name="DCP", sample=lambda: bench.save_dcp(1), warm_up=True),
+                Contender(name="DCP 2 threads", sample=lambda: bench.save_dcp(2), warm_up=True),
+                Contender(name="torch.save", sample=bench.save_torch, warm_up=True),
+            ],
+            goals=[
+                Goal(of="argosy", times_of="raw O_DIRECT", times=0.85),
+                Goal(of="argosy", times_of="DCP 2 threads", times=1.5),
+            ],
+        ),
+        Row(
+            key="load",
+            title="load from cold files, Argosy's verified",
+            base="DCP",
+            contenders=[
+                Contender(name="argosy", sample=bench.load_argosy, warm_up=True),
+                Contender(name="DCP", sample=bench.load_dcp, warm_up=True),
+                Contender(name="torch.load", sample=bench.load_torch, warm_up=True),
+            ],
+            goals=[Goal(of="argosy", times_of="DCP", times=2)],
+        ),
+    ]
+
+
+def memory_rows(bench: Bench) -> list[Row]:
+    memcpy, summed = copying(min(bench.bytes, 1 << 30))
+    stall = Stall(bench)
+
+    def lost(loop: Callable[[], float]) -> Callable[[], float]:
+        return lambda: loop() - stall.loop(saves=False)
+
+    return [
+        Row(
+            key="copy",
+            title="heap memory into an arena",
+            base="memcpy",
+            contenders=[
+                Contender(name="memcpy", sample=memcpy, warm_up=True),
+                Contender(name="with digest", sample=summed, warm_up=True),
+            ],
+            goals=[Goal(of="with digest", times_of="memcpy", times=0.8)],
+        ),
+        Row(
+            key="lost",
+            title="training time lost to one save, one process",
+            base="DCP save",
+            contenders=[
+                Contender(name="argosy", sample=lost(lambda: stall.loop(saves=True)), warm_up=True),
+                Contender(name="DCP save", sample=lost(lambda: stall.dcp(bench.directory / "lost")), warm_up=True),
+            ],
+            goals=[Goal(of="argosy", times_of="DCP save", times=3)],
+        ),
+    ]
+
+
+def count_rows(bench: Bench, options: Options) -> list[Row]:
+    side = 100 * 1024 // 4
+    small = {f"t{i}": torch.zeros(side) for i in range(1000 if options.quick else 10_000)}
+    large = {"t": torch.zeros(side * len(small))}
+
+    def touched(name: str, tensors: dict[str, torch.Tensor]) -> float:
+        for tensor in tensors.values():
+            tensor += 1
+        return bench.save_argosy(name, tensors)
+
+    return [
+        Row(
+            key="small",
+            title=f"{len(small):,} tensors of 100 KiB beside one of the same bytes",
+            base="one tensor",
+            contenders=[
+                Contender(name="many tensors", sample=lambda: touched("many", small), warm_up=True),
+                Contender(name="one tensor", sample=lambda: touched("one", large), warm_up=True),
+            ],
+            goals=[Goal(of="many tensors", times_of="one tensor", times=1 / 1.3)],
+        ),
+        Row(
+            key="plan",
+            title="plans: 4,000 tensors from 64 to 128 ranks; a save of 1,024 tensors on 2,048",
+            base="reshard",
+            contenders=[
+                Contender(name="reshard", sample=plan_reshard),
+                Contender(name="save", sample=plan_save),
+            ],
+            goals=[Goal(of="reshard", at_most=1.0), Goal(of="save", at_most=1.0)],
+        ),
+    ]
+
+
+def rows(options: Options) -> list[Row]:
+    bench = Bench(options)
+    BENCHES.append(bench)
+    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options)]
+
+
+BENCHES: list[Bench] = []
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    try:
+        sys.exit(run_benches("Checkpoints, snapshots and plans.", rows))
+    finally:
+        for each in BENCHES:
+            each.close()

@@ -1,0 +1,114 @@
+"""Decide which rank writes which box, and where each lies in its segment. Pure, and the same on every rank."""
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+from argosy.checkpoint.format import Entry, chunks, header
+from argosy.transfer import Box, Copy, Member, Piece, Role, Spot, State, cut, held, spot, strides_of, whole
+
+SHARE_BYTES = 64 << 20
+"""A replicated box larger than this is written by its holders together."""
+
+
+class Share:
+    """One box that this rank writes, and the memory it comes from."""
+
+    __slots__ = ("box", "has_moments", "member", "name", "offset", "piece", "unit")
+
+    def __init__(self, name: str, unit: str, member: Member, piece: Piece, box: Box) -> None:
+        self.name, self.unit, self.member, self.piece, self.box = name, unit, member, piece, box
+        self.offset, self.has_moments = 0, False
+
+    @property
+    def bytes(self) -> int:
+        return self.box.cells * self.member.itemsize
+
+    def label(self) -> str:
+        """Its name in the safetensors file: that of the tensor if it is whole."""
+        return self.name if self.box.shape == self.member.shape else f"{self.name}{self.box}"
+
+
+def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
+    """What this rank writes: its own boxes, and its share of those that others hold too."""
+    loads = [0] * state.size
+    found: list[Share] = []
+    for name, unit, member in state.members(roles):
+        layout = member.layout
+        if empty(member.shape):
+            first = layout.pieces[0]
+            found += [Share(name, unit.name, member, first, whole(member.shape))] if first.rank == state.rank else []
+            continue
+        if member.role == "local" or len(layout.replicas) == len(layout.pieces):
+            found += [Share(name, unit.name, member, piece, piece.box) for piece in held(member, state.rank)]
+            continue
+        for box, pieces in layout.replicas.items():
+            for part in _portions(box, len(pieces), member.itemsize):
+                writer = min(pieces, key=lambda piece: (loads[piece.rank], piece.rank))
+                loads[writer.rank] += part.cells * member.itemsize
+                if writer.rank == state.rank:
+                    found.append(Share(name, unit.name, member, writer, part))
+    for share in found:
+        share.has_moments = len(state.units[share.unit].members) > 1
+    return found
+
+
+def _portions(box: Box, holders: int, itemsize: int) -> list[Box]:
+    if holders < 2 or box.cells * itemsize <= SHARE_BYTES:
+        return [box]
+    return list(cut(box, max(-(-box.cells // holders), SHARE_BYTES // itemsize)))
+
+
+def arrange(found: Sequence[Share], last: Collection[str] = ()) -> tuple[bytes, int, int]:
+    """Give each share its offset; those named in `last` come at the end.
+
+    Returns the header, where `last` begins, and the size of the whole. Wide cells first, so that all are aligned.
+    """
+    order = sorted(found, key=lambda share: (share.name in last, -share.member.itemsize, share.name, share.box))
+    text = segment_header(order)
+    position = len(text)
+    border: int | None = None
+    for share in order:
+        if border is None and share.name in last:
+            border = position
+        share.offset = position
+        position += share.bytes
+    return text, position if border is None else border, position
+
+
+def segment_header(order: Sequence[Share], room: int = 0) -> bytes:
+    """The header of a segment of these shares, at least `room` bytes."""
+    pieces = [(share.label(), share.member.dtype, share.box.shape, share.bytes) for share in order]
+    return header(pieces, {"format": "pt", "argosy": "1"}, room)
+
+
+def copies(share: Share, address: int, arena: int) -> list[Copy]:
+    """The copies of a share, chunk by chunk, from `address` (the rank's memory) into the arena."""
+    member, piece = share.member, share.piece
+    size = member.itemsize
+    found: list[Copy] = []
+    for box, offset in chunks(share.box, member.dtype, share.offset):
+        inside = [a - b for a, b in zip(box.start, piece.box.start, strict=True)]
+        source = spot(address + piece.offset * size, size, piece.strides, inside)
+        found.append(Copy(box, member.shape, size, source, Spot(arena + offset, strides_of(box.shape))))
+    return found
+
+
+def entry(share: Share, file: str, sums: list[str]) -> Entry:
+    """How the index speaks of a share."""
+    return Entry(
+        name=share.name,
+        key=share.member.key,
+        unit=share.unit,
+        role=share.member.role,
+        kind=share.member.kind,
+        dtype=share.member.dtype,
+        shape=share.member.shape,
+        box=share.box,
+        file=file,
+        offset=share.offset,
+        sums=sums,
+    )
+
+
+def empty(shape: Sequence[int]) -> bool:
+    return prod(shape) == 0

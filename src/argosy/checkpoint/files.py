@@ -1,0 +1,181 @@
+"""Perform the operations of a save on a local directory, and read from one."""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from argosy.checkpoint.format import BLOCK
+from argosy.checkpoint.operations import (
+    Ack,
+    Create,
+    Mkdir,
+    Operation,
+    Rename,
+    Rmdir,
+    Slice,
+    Sync,
+    SyncDir,
+    Truncate,
+    Unlink,
+    Write,
+)
+
+WRITERS = 4
+
+
+class Files(Protocol):
+    """Where checkpoints can be read from; paths are relative, missing files raise FileNotFoundError."""
+
+    def listdir(self, path: str) -> list[str]: ...
+    def read(self, path: str) -> bytes: ...
+    def size(self, path: str) -> int: ...
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` up to the file's end, and return how many bytes that was."""
+        ...
+
+
+class LocalFiles:
+    """Checkpoints in a directory. Bulk reads go past the page cache where the file system lets them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open: dict[str, int] = {}
+        self._lock = Lock()
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.directory / path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, path: str) -> bytes:
+        return (self.directory / path).read_bytes()
+
+    def size(self, path: str) -> int:
+        return (self.directory / path).stat().st_size
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            with self._lock:
+                fd = self._open.get(path)
+                if fd is None:
+                    fd = self._open[path] = open_direct(self.directory / path, os.O_RDONLY)
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+            done += count
+            if count == 0 or count % BLOCK:  # The end of the file.
+                break
+        return done
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """Open for I/O past the page cache; tmpfs and some network file systems have no such thing."""
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o644)
+
+
+def aligned(size: int) -> mmap.mmap:
+    """A buffer that O_DIRECT takes, rounded up to whole blocks."""
+    return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK))
+
+
+class Disk:
+    """Performs operations below a directory. `arena` is what `Slice` refers to."""
+
+    def __init__(self, directory: Path, arena: memoryview | None = None) -> None:
+        self.directory, self.arena = directory, arena
+        self._files: dict[str, tuple[int, int]] = {}
+
+    def perform(self, operations: Iterable[Operation], before: Callable[[Operation], None] | None = None) -> None:
+        """Perform in order; writes to one file that follow each other go out side by side.
+
+        Raises:
+            OSError: what was performed stays; nothing after it was begun.
+        """
+        batch: list[Write] = []
+        try:
+            with ThreadPoolExecutor(WRITERS) as pool:
+                for operation in operations:
+                    if before:
+                        before(operation)
+                    if isinstance(operation, Write) and isinstance(operation.data, Slice):
+                        batch.append(operation)
+                        continue
+                    self._flush(pool, batch)
+                    self._perform(operation)
+                self._flush(pool, batch)
+        finally:
+            for direct, plain in self._files.values():
+                for fd in {direct, plain}:
+                    os.close(fd)
+            self._files.clear()
+
+    def _flush(self, pool: ThreadPoolExecutor, batch: list[Write]) -> None:
+        results = [pool.submit(self._write, write) for write in batch]
+        batch.clear()
+        errors = [error for result in results if (error := result.exception())]
+        if errors:
+            raise errors[0]
+
+    def _write(self, write: Write) -> None:
+        direct, plain = self._files[write.path]
+        if isinstance(write.data, Slice):
+            assert self.arena is not None
+            data, fd = self.arena[write.data.start : write.data.start + write.data.length], direct
+        else:
+            data, fd = memoryview(write.data), plain
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], write.offset + done)
+
+    def _perform(self, operation: Operation) -> None:
+        at = self.directory
+        match operation:
+            case Mkdir(path):
+                (at / path).mkdir(parents=True, exist_ok=True)
+            case Create(path):
+                plain = os.open(at / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+                self._files[path] = (plain, plain)
+                self._files[path] = (open_direct(at / path, os.O_WRONLY | os.O_CLOEXEC), plain)
+            case Write():
+                self._write(operation)
+            case Truncate(path, length):
+                os.ftruncate(self._files[path][1], length)
+            case Sync(path):
+                os.fdatasync(self._files[path][1])
+            case Rename(path, target):
+                (at / path).rename(at / target)
+            case SyncDir(path):
+                sync_directory(at / path)
+            case Unlink(path):
+                (at / path).unlink(missing_ok=True)
+            case Rmdir(path):
+                with suppress(FileNotFoundError):
+                    (at / path).rmdir()
+            case Ack():
+                pass
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,208 @@
+"""What is in the files of a checkpoint. JSON and safetensors; nothing is ever unpickled.
+
+    checkpoints/step-000000001204-5f3a90c10001/
+        rank-00000.safetensors   the pieces that rank 0 wrote, 4 KiB before the first
+        rank-00000.json          the index of rank 0: which box of which tensor lies where, with digests
+        root.json                the manifest: the digests of all indexes
+
+F1  A step counts only if its root is whole and every index has the digest that the root names.
+F2  Each chunk of a tensor has its own sums, so what is read is verified, however much of it is read.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from argosy.core import ArgosyError, ConfigError
+from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Sums, Value, cut
+
+T = TypeVar("T")
+FORMAT = 1
+BLOCK = 4096
+ROOT = "root.json"
+_NAME = re.compile(r"step-(\d{12})-([0-9a-f]+)")
+
+
+class CorruptShard(ArgosyError):
+    """Bytes do not match the digest in their manifest: use an older step, or another copy."""
+
+    def __init__(self, path: str, what: str, expected: str, actual: str) -> None:
+        super().__init__(path, what, expected, actual)
+        self.path, self.what, self.expected, self.actual = path, what, expected, actual
+
+    def __str__(self) -> str:
+        return f"digest mismatch in {self.path}: {self.what}: expected {self.expected}, read {self.actual}"
+
+
+class StepNotFound(ArgosyError):
+    """No such step was committed."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One box of one tensor, contiguous in a file."""
+
+    name: str
+    key: str
+    unit: str
+    role: str
+    kind: str = "same"
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    file: str
+    """Relative to the directory of checkpoints; it may belong to an older step."""
+    offset: int
+    sums: list[str]
+    """32 hex digits for each chunk that `chunks` cuts."""
+
+    @property
+    def bytes(self) -> int:
+        return self.box.cells * DTYPES[self.dtype]
+
+    def chunks(self) -> list[tuple[Box, int]]:
+        """The boxes that `sums` belong to, each with its offset in the file."""
+        return chunks(self.box, self.dtype, self.offset)
+
+
+def chunks(box: Box, dtype: str, offset: int) -> list[tuple[Box, int]]:
+    """Cut a contiguous box into chunks of at most 8 MiB, each with its offset."""
+    size = DTYPES[dtype]
+    found: list[tuple[Box, int]] = []
+    for part in cut(box, CHUNK_BYTES // size):
+        found.append((part, offset))
+        offset += part.cells * size
+    return found
+
+
+class UnitInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a unit has besides tensors."""
+
+    options: dict[str, Value] = {}
+    aliases: tuple[str, ...] = ()
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank wrote; rank 0 also says what is not a tensor."""
+
+    format: int = FORMAT
+    rank: int
+    step: int
+    entries: list[Entry]
+    values: dict[str, Value] = {}
+    units: dict[str, UnitInfo] = {}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """An index as its root knows it."""
+
+    file: str
+    bytes: int
+    digest: str
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest of a step."""
+
+    format: int = FORMAT
+    step: int
+    session: str
+    saved_at: float
+    size: int
+    parts: list[Part]
+    needs: list[str] = []
+    """Directories of older steps that entries refer to."""
+    tags: list[str] = []
+    metrics: dict[str, float] = {}
+    bytes: int = 0
+    argosy: str = ""
+
+
+class _Sealed(msgspec.Struct):
+    digest: str
+    body: msgspec.Raw
+
+
+def step_name(step: int, attempt: str) -> str:
+    return f"step-{step:012d}-{attempt}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a directory, or None if it is none of ours."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def seal(root: Root) -> bytes:
+    """The bytes of a root manifest, which carry their own digest."""
+    body = msgspec.json.encode(root)
+    return b'{"digest":"' + digest(body).encode() + b'","body":' + body + b"}\n"
+
+
+def unseal(data: bytes, path: str) -> Root:
+    """Read a root manifest.
+
+    Raises:
+        CorruptShard: it is torn or altered.
+        ConfigError: a newer version of Argosy wrote it.
+    """
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+    except msgspec.MsgspecError as error:
+        raise CorruptShard(path, "the root manifest", "JSON", str(error)) from error
+    body = bytes(sealed.body)
+    if digest(body) != sealed.digest:
+        raise CorruptShard(path, "the root manifest", sealed.digest, digest(body))
+    return _decode(body, Root, path)
+
+
+def decode_index(data: bytes, part: Part) -> Index:
+    """Read an index whose digest the root names."""
+    if len(data) != part.bytes or digest(data) != part.digest:
+        raise CorruptShard(part.file, "the index", part.digest, digest(data))
+    return _decode(data, Index, part.file)
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def _decode(data: bytes, type_: type[T], path: str) -> T:
+    written = msgspec.json.decode(data, type=_Versioned).format
+    if written > FORMAT:
+        raise ConfigError(
+            f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
+        )
+    return msgspec.json.decode(data, type=type_)
+
+
+def sums_text(sums: Sums) -> str:
+    return f"{sums[0]:016x}{sums[1]:016x}"
+
+
+def text_sums(text: str) -> Sums:
+    return int(text[:16], 16), int(text[16:], 16)
+
+
+def header(pieces: Iterable[tuple[str, str, Sequence[int], int]], metadata: dict[str, str], room: int = 0) -> bytes:
+    """The start of a safetensors file whose tensors (name, dtype, shape, bytes) follow without gaps.
+
+    It is padded to 4 KiB, and to at least `room` bytes.
+    """
+    entries: dict[str, object] = {"__metadata__": metadata}
+    position = 0
+    for name, dtype, shape, size in pieces:
+        # The format has no C128; those who read the index know better.
+        shown = ("F64", [*shape, 2]) if dtype == "C128" else (dtype, list(shape))
+        entries[name] = {"dtype": shown[0], "shape": shown[1], "data_offsets": [position, position + size]}
+        position += size
+    text = msgspec.json.encode(entries)
+    text = text.ljust(room - 8)
+    text += b" " * (-(len(text) + 8) % BLOCK)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,154 @@
+"""Turn what callers pass (modules, dicts, states) into a State, and agree among ranks."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from argosy import fabric
+from argosy.core import ConfigError
+from argosy.transfer import Adoption, Member, State, Unit, replicated
+
+_NUMPY = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8",
+    "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?", "C64": "<c8", "C128": "<c16",
+}  # fmt: skip
+_NAMES = {np.dtype(text): name for name, text in _NUMPY.items()}
+
+
+def as_state(thing: Any) -> State:
+    """A state from a State, a module, or a dict of modules, optimizers, arrays and whatever has a state_dict.
+
+    Raises:
+        ConfigError: something in it cannot be kept.
+    """
+    if isinstance(thing, State):
+        return thing
+    if isinstance(thing, Mapping) and all(isinstance(value, np.ndarray) for value in thing.values()) and thing:
+        return describe_arrays(thing)
+    if "torch" not in sys.modules:
+        raise ConfigError(f"neither a state nor arrays: {type(thing).__name__}")
+    import torch
+    from torch.optim import Optimizer
+
+    from argosy.transfer import describe
+
+    if isinstance(thing, torch.nn.Module):
+        return describe(thing)
+    if not isinstance(thing, Mapping):
+        raise ConfigError(f"a state is a module or a dict of modules, optimizers and others: {type(thing).__name__}")
+    modules = {name: value for name, value in thing.items() if isinstance(value, torch.nn.Module)}
+    optimizers = {name: value for name, value in thing.items() if isinstance(value, Optimizer)}
+    others = {name: value for name, value in thing.items() if name not in modules and name not in optimizers}
+    model = next(iter(modules.values())) if len(modules) == 1 else modules
+    local = [name for name, value in others.items() if isinstance(value, torch.Generator)]
+    return describe(model, optimizers, others=others, local=local)
+
+
+def describe_arrays(arrays: Mapping[str, Any]) -> State:
+    """A state of plain numpy arrays."""
+    state = State()
+    for name, array in arrays.items():
+        if array.dtype not in _NAMES:
+            raise ConfigError(f"arrays of this dtype cannot be kept: {array.dtype}")
+        member = Member("value", "buffer", _NAMES[array.dtype], replicated(tuple(array.shape)), array)
+        state.units[name] = Unit(name, {"value": member})
+
+    def adopt(stored: State) -> Adoption:
+        have = {name: unit.members["value"] for name, unit in state.units.items()}
+        wanted = {name: member for name, _, member in stored.members()}
+        for name in set(have) & set(wanted):
+            if (have[name].dtype, have[name].shape) != (wanted[name].dtype, wanted[name].shape):
+                raise ConfigError(f"{name} is {wanted[name].dtype}{list(wanted[name].shape)}, not what is here")
+        targets = {name: have[name] for name in set(have) & set(wanted)}
+        kept, unused = sorted(set(have) - set(wanted)), sorted(set(wanted) - set(have))
+        return Adoption(targets, lambda: None, kept, unused)
+
+    state.adopt = adopt
+    return state
+
+
+def new_tensor(dtype: str, shape: tuple[int, ...]) -> Any:
+    """A torch tensor, or a numpy array where torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        if dtype not in _NUMPY:
+            raise ConfigError(f"numpy has no {dtype}", hint="install torch") from None
+        return np.empty(shape, _NUMPY[dtype])
+    from argosy.transfer import torch_dtypes
+
+    return torch.empty(shape, dtype=torch_dtypes[dtype])
+
+
+def landing(local: Any) -> tuple[Any, Callable[[], None]]:
+    """Contiguous CPU memory for a tensor's bytes, and what makes them the tensor's."""
+    if not hasattr(local, "data_ptr"):
+        if local.flags.c_contiguous:
+            return local, lambda: None
+        buffer = np.empty(local.shape, local.dtype)
+        return buffer, lambda: np.copyto(local, buffer)
+    if local.device.type == "cpu" and local.is_contiguous():
+        return local, lambda: None
+    import torch
+
+    buffer = torch.empty(local.shape, dtype=local.dtype)
+    # Cells that no piece names keep their value.
+    buffer.copy_(local)
+
+    def finish() -> None:
+        with torch.no_grad():
+            local.copy_(buffer)
+
+    return buffer, finish
+
+
+def place() -> tuple[int, int]:
+    """(rank, size): torch.distributed's if it is initialised, else the launcher's."""
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+    found = fabric.here()
+    return found.rank.index, found.size
+
+
+def session(size: int) -> str:
+    """A name that all ranks of this launch share and no other launch has.
+
+    Raises:
+        ConfigError: there are several ranks, and no process group by which they could agree.
+    """
+    import secrets
+
+    mine = secrets.token_hex(4)
+    if size == 1:
+        return mine
+    return str(_exchange(mine)[0])
+
+
+def agreed(size: int, fault: str | None) -> list[str]:
+    """The faults of all ranks, when all have arrived."""
+    if size == 1:
+        return [fault] if fault else []
+    return [str(other) for other in _exchange(fault) if other]
+
+
+def exchanged(size: int, value: tuple[str, str | None]) -> list[tuple[str, str | None]]:
+    """What each rank says, when all have arrived."""
+    return [value] if size == 1 else [answer for answer in _exchange(value) if isinstance(answer, tuple)]
+
+
+def _exchange(value: object) -> list[object]:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ConfigError(
+            "several ranks, but torch.distributed is not initialised", hint="call init_process_group before"
+        )
+    values: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,70 @@
+"""One run writes to a directory of checkpoints: the owner is in a file that only one can make."""
+
+import os
+import socket
+from contextlib import suppress
+
+import msgspec
+import psutil
+
+from argosy.checkpoint.stores import Store
+from argosy.core import ConfigError
+
+OWNER = "owner.json"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who writes here."""
+
+    host: str
+    pid: int
+    started_at: float
+    session: str
+
+
+class DirectoryInUse(ConfigError):
+    """Another living run writes to this directory."""
+
+
+def take(store: Store, session: str) -> Owner:
+    """Become the owner of a place; a dead owner of this host is replaced.
+
+    Raises:
+        DirectoryInUse: the owner lives, or is on another host, where nobody here can look.
+    """
+    me = Owner(socket.gethostname(), os.getpid(), psutil.Process().create_time(), session)
+    for _ in range(3):
+        if store.put(OWNER, msgspec.json.encode(me), only_if_new=True):
+            return me
+        other = read(store)
+        if other is not None and (other.pid, other.started_at) != (me.pid, me.started_at):
+            _refuse_if_alive(store, other, me.host)
+        store.delete(OWNER)
+    raise DirectoryInUse(f"another run takes this directory at the same moment: {store.name}")
+
+
+def _refuse_if_alive(store: Store, other: Owner, host: str) -> None:
+    if other.host != host:
+        raise DirectoryInUse(
+            f"a run on {other.host} (pid {other.pid}) writes to {store.name}",
+            hint=f"if it is gone, remove {store.name}/{OWNER}",
+        )
+    with suppress(psutil.NoSuchProcess):
+        # Within a second: clocks of boot time are rounded.
+        if abs(psutil.Process(other.pid).create_time() - other.started_at) < 1.0:
+            raise DirectoryInUse(
+                f"another run (pid {other.pid}) writes to {store.name}", hint="stop it, or choose another directory"
+            )
+
+
+def read(store: Store) -> Owner | None:
+    """The owner, or None if there is none or its record is torn."""
+    with suppress(FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode(store.files.read(OWNER), type=Owner)
+    return None
+
+
+def release(store: Store, me: Owner) -> None:
+    """Stop being the owner, if one still is."""
+    if read(store) == me:
+        store.delete(OWNER)

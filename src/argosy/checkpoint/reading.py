@@ -1,0 +1,252 @@
+"""Find the steps of a directory, and read pieces of them, each verified.
+
+R1  Nothing is handed out that was not verified by its digest.
+R2  A step is read only through its root: directories without one do not count.
+"""
+
+import ctypes
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from argosy.checkpoint.files import Files, aligned
+from argosy.checkpoint.format import (
+    BLOCK,
+    ROOT,
+    CorruptShard,
+    Entry,
+    Index,
+    Root,
+    StepNotFound,
+    UnitInfo,
+    decode_index,
+    step_of,
+    sums_text,
+    unseal,
+)
+from argosy.core import ArgosyError
+from argosy.transfer import (
+    CHUNK_BYTES,
+    DTYPES,
+    Box,
+    Copy,
+    Layout,
+    Member,
+    Piece,
+    Spot,
+    State,
+    Unit,
+    Value,
+    add,
+    copy_boxes,
+    spot,
+    strides_of,
+    whole,
+)
+
+READERS = 4
+Chunk = tuple[Entry, Box, int, str]
+"""A chunk of an entry: its box, its offset in the file, its sums."""
+Sink = Callable[[Entry, Box, int], Iterable[Copy]]
+"""Given a chunk that lies at an address: the copies to be made of it."""
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """A committed step: its root, and its indexes when they were needed."""
+
+    name: str
+    root: Root
+    entries: list[Entry] = []
+    values: dict[str, Value] = {}
+    units: dict[str, UnitInfo] = {}
+
+
+def roots(files: Files) -> Iterator[tuple[str, Root | ArgosyError]]:
+    """Every step directory that has a root, newest first, with its manifest or what is wrong with it."""
+    names = [name for name in files.listdir(".") if step_of(name) is not None]
+    found: list[tuple[str, Root | ArgosyError]] = []
+    for name in names:
+        path = f"{name}/{ROOT}"
+        try:
+            found.append((name, unseal(files.read(path), path)))
+        except FileNotFoundError:
+            continue
+        except ArgosyError as error:
+            found.append((name, error))
+
+    def newest(item: tuple[str, Root | ArgosyError]) -> tuple[int, float]:
+        name, root = item
+        return step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0
+
+    yield from sorted(found, key=newest, reverse=True)
+
+
+def open_step(files: Files, name: str, root: Root) -> Step:
+    """Read the indexes of a step; the lengths of its files are checked, their bytes are not yet.
+
+    Raises:
+        CorruptShard: an index is altered, or a file is missing or too short.
+    """
+    entries: list[Entry] = []
+    values: dict[str, Value] = {}
+    units: dict[str, UnitInfo] = {}
+    for part in root.parts:
+        try:
+            index: Index = decode_index(files.read(part.file), part)
+        except FileNotFoundError as error:
+            raise CorruptShard(part.file, "the index", part.digest, "no such file") from error
+        entries += index.entries
+        values |= index.values
+        units |= index.units
+    ends: dict[str, int] = {}
+    for entry in entries:
+        ends[entry.file] = max(ends.get(entry.file, 0), entry.offset + entry.bytes)
+    for file, end in ends.items():
+        try:
+            size = files.size(file)
+        except FileNotFoundError as error:
+            raise CorruptShard(file, "the segment", f"{end} bytes", "no such file") from error
+        if size < end:
+            raise CorruptShard(file, "the segment", f"{end} bytes", f"{size} bytes")
+    return Step(name=name, root=root, entries=entries, values=values, units=units)
+
+
+def find_step(files: Files, step: int | None) -> Iterator[Step]:
+    """The asked step, or all from the newest on, as far as they can be opened.
+
+    Raises:
+        StepNotFound: there is none (any more).
+        CorruptShard: the asked step cannot be opened.
+    """
+    faults: list[str] = []
+    seen = False
+    for name, root in roots(files):
+        if step is not None and step_of(name) != step:
+            continue
+        try:
+            if isinstance(root, ArgosyError):
+                raise root
+            opened = open_step(files, name, root)
+        except ArgosyError as error:
+            faults.append(f"{name}: {error}")
+            continue
+        seen = True
+        yield opened
+    if not seen:
+        what = "no step was committed here" if step is None else f"step {step} was not committed here"
+        known = [str(step_of(name)) for name, _ in roots(files)][:8]
+        hint = "; ".join(faults) or (f"there are {', '.join(known)}" if known else "")
+        raise StepNotFound(what, hint=hint)
+
+
+def stored_state(step: Step) -> State:
+    """The description of what a step holds; each tensor's layout is the boxes that were written."""
+    state = State(values=dict(step.values))
+    boxes: dict[str, list[Piece]] = {}
+    first: dict[str, Entry] = {}
+    for entry in step.entries:
+        first.setdefault(entry.name, entry)
+        piece = Piece(len(boxes.get(entry.name, ())), entry.box, 0, strides_of(entry.box.shape))
+        boxes.setdefault(entry.name, []).append(piece)
+    for name, entry in first.items():
+        unit = state.units.setdefault(entry.unit, Unit(entry.unit))
+        layout = Layout(entry.shape, tuple(boxes[name]))
+        unit.members[entry.key] = Member(entry.key, entry.role, entry.dtype, layout, None, entry.kind)  # type: ignore[arg-type]
+    for name, info in step.units.items():
+        unit = state.units.setdefault(name, Unit(name))
+        unit.options, unit.aliases = dict(info.options), info.aliases
+    return state
+
+
+class Reader:
+    """Reads chunks through a few buffers of 8 MiB; memory does not grow with the state."""
+
+    def __init__(self, files: Files, threads: int = READERS) -> None:
+        self.files, self.threads = files, threads
+        self._buffers: queue.SimpleQueue[tuple[object, int, memoryview]] = queue.SimpleQueue()
+        for _ in range(threads):
+            buffer = aligned(CHUNK_BYTES + 2 * BLOCK)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+            self._buffers.put((buffer, address, memoryview(buffer)))
+
+    def read(self, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
+        """Read and verify chunks; give each to `sink`, which says what to copy from it.
+
+        What is copied is verified in the same pass, so memory that must stay whole on error is only written to
+        after a first pass without a sink.
+
+        Raises:
+            CorruptShard: the first chunk that is not what was saved.
+        """
+        with ThreadPoolExecutor(self.threads) as pool:
+            results = [pool.submit(self._read_one, chunk, sink) for chunk in wanted]
+            for result in results:
+                result.result()
+
+    def _read_one(self, chunk: Chunk, sink: Sink | None) -> None:
+        entry, box, offset, expected = chunk
+        size = box.cells * DTYPES[entry.dtype]
+        keep = self._buffers.get()
+        try:
+            _, address, view = keep
+            start = offset // BLOCK * BLOCK
+            end = -(-(offset + size) // BLOCK) * BLOCK
+            what = f"{entry.name}{box}"
+            try:
+                count = self.files.read_into(entry.file, start, view[: end - start])
+            except FileNotFoundError as error:
+                raise CorruptShard(entry.file, what, f"{size} bytes", "no such file") from error
+            if start + count < offset + size:
+                raise CorruptShard(entry.file, what, f"{size} bytes", "the end of the file")
+            at = address + offset - start
+            size_of = DTYPES[entry.dtype]
+            made = list(sink(entry, box, at)) if sink else []
+            if sum(copy.box.cells for copy in made) == box.cells:
+                found = add(copy_boxes(made))  # Copied and summed in one pass.
+            else:
+                found = copy_boxes([Copy(box, entry.shape, size_of, Spot(at, strides_of(box.shape))), *made])[0]
+            if sums_text(found) != expected:
+                raise CorruptShard(entry.file, what, expected, sums_text(found))
+        finally:
+            self._buffers.put(keep)
+
+
+def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:
+    """Every chunk of these entries with its sums."""
+    found: list[Chunk] = []
+    for entry in entries:
+        parts = entry.chunks()
+        if len(parts) != len(entry.sums):
+            raise CorruptShard(entry.file, entry.name, f"{len(parts)} digests", f"{len(entry.sums)} digests")
+        found += [(entry, box, offset, sums) for (box, offset), sums in zip(parts, entry.sums, strict=True)]
+    return found
+
+
+def chunk_copies(entry: Entry, box: Box, address: int, member: Member, rank: int, to: int) -> Iterator[Copy]:
+    """The copies from a chunk at `address` into the pieces of a rank's tensor that begins at `to`."""
+    size = member.itemsize
+    for piece in member.layout.by_rank.get(rank, ()):
+        common = piece.box & box
+        if common is None:
+            continue
+        inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
+        place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]
+        source = spot(address, size, strides_of(box.shape), inside)
+        yield Copy(common, entry.shape, size, source, spot(to + piece.offset * size, size, piece.strides, place))
+
+
+def covered(name: str, shape: tuple[int, ...], boxes: Iterable[Box]) -> None:
+    """Check that the boxes hold every cell.
+
+    Raises:
+        CorruptShard: some cells were saved by nobody.
+    """
+    missing = [whole(shape)] if whole(shape).cells else []
+    for box in boxes:
+        missing = [part for old in missing for part in old - box]
+        if not missing:
+            return
+    if missing:
+        raise CorruptShard(name, f"{missing[0]}", "a saved box", "none")

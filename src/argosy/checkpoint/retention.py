@@ -1,0 +1,102 @@
+"""Decide which steps are kept, and how often to save. Pure.
+
+K1  The newest step is always kept, and so is every pinned or tagged one.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.checkpoint.format import Root
+from argosy.core import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast:
+    """Keep the newest `count` steps."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"KeepLast needs at least 1: {self.count}")
+
+    def choose(self, roots: Sequence[Root]) -> list[Root]:
+        return sorted(roots, key=lambda root: root.step)[-self.count :]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest:
+    """Keep the `count` steps with the lowest `metric` (the highest with `highest=True`)."""
+
+    metric: str
+    count: int
+    highest: bool = False
+
+    def choose(self, roots: Sequence[Root]) -> list[Root]:
+        known = [root for root in roots if not math.isnan(root.metrics.get(self.metric, math.nan))]
+        sign = -1 if self.highest else 1
+        return sorted(known, key=lambda root: (sign * root.metrics[self.metric], -root.step))[: self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery:
+    """Keep each step that is a multiple of `steps`."""
+
+    steps: int
+
+    def choose(self, roots: Sequence[Root]) -> list[Root]:
+        return [root for root in roots if root.step % self.steps == 0]
+
+
+Keep = KeepLast | KeepBest | KeepEvery
+
+
+def choose_kept(roots: Mapping[str, Root], policies: Sequence[Keep], pins: Collection[int]) -> dict[str, str]:
+    """The directories to keep, each with its reason."""
+    kept: dict[str, str] = {}
+    for policy in policies:
+        chosen = [id(root) for root in policy.choose(list(roots.values()))]
+        for name, root in roots.items():
+            if id(root) in chosen:
+                kept.setdefault(name, str(policy))
+    for name, root in roots.items():
+        if root.step in pins:
+            kept[name] = "pinned"
+        elif root.tags:
+            kept[name] = f"tagged {', '.join(root.tags)}"
+    newest = max(roots, key=lambda name: (roots[name].step, roots[name].saved_at), default=None)
+    if newest is not None:
+        kept.setdefault(newest, "the newest")
+    return kept
+
+
+def best_interval_s(cost_s: float, failures_per_s: float) -> float:
+    """How long to train between saves that lose the least, by Young and Daly.
+
+    `cost_s` is the training time that one save costs. Without failures there is no best: infinity.
+    """
+    if failures_per_s <= 0:
+        return math.inf
+    mean = 1 / failures_per_s
+    if cost_s >= 2 * mean:
+        return mean  # Daly: saving costs more than failing twice; he caps it at the mean time between failures.
+    root = math.sqrt(2 * cost_s * mean)
+    return root * (1 + math.sqrt(cost_s / (2 * mean)) / 3 + cost_s / (18 * mean)) - cost_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When a save is due: every so many steps, or as often as cost and failure rate make best."""
+
+    every_steps: int | None = None
+    failures_per_day: float = 1.0
+
+    def steps(self, step_s: float, cost_s: float) -> int:
+        """Steps between saves, for the measured time of a step and cost of a save."""
+        if self.every_steps is not None:
+            return self.every_steps
+        seconds = best_interval_s(cost_s, self.failures_per_day / 86400)
+        if math.isinf(seconds) or step_s <= 0:
+            return 1 << 30
+        return max(1, round(seconds / step_s))

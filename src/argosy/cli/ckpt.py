@@ -1,0 +1,155 @@
+"""`argosy ckpt`: look at checkpoints, check them, and carry them to other formats and back."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from argosy.cli.tables import ago, print_json, print_table
+
+_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+_step = click.option("--step", type=int, help="A step; the newest if not given.")
+
+
+@click.group(short_help="List, verify, compare and convert checkpoints.")
+def command() -> None:
+    """List, verify, compare and convert the checkpoints of a run's directory."""
+
+
+def amount(count: float) -> str:
+    """`1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+@command.command()
+@click.argument("directory")
+@_json
+def ls(directory: str, as_json: bool) -> None:
+    """List the committed steps, newest first."""
+    from argosy.checkpoint import list_steps
+
+    steps = list_steps(directory)
+    if as_json:
+        print_json(steps)
+        return
+    if not steps:
+        print("no step was committed here")
+        return
+    rows: list[list[str]] = []
+    for each in steps:
+        notes = [f"tag {tag}" for tag in each.tags] + ["pinned"] * each.pinned + [each.fault] * bool(each.fault)
+        notes += [f"{name} {value:g}" for name, value in each.metrics.items()]
+        saved = ago(each.saved_at) if each.saved_at else "?"
+        rows.append([str(each.step), saved, amount(each.bytes), str(each.ranks), ", ".join(notes)])
+    print_table(["STEP", "SAVED", "SIZE", "RANKS", "NOTES"], rows)
+
+
+@command.command()
+@click.argument("directory")
+@_step
+@_json
+def show(directory: str, step: int | None, as_json: bool) -> None:
+    """Show the tensors of a step, with their digests."""
+    from argosy.checkpoint import opened, tensors
+
+    found = list(tensors(opened(directory, step)).values())
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        [each.name, each.role, each.dtype, "x".join(map(str, each.shape)) or "-", amount(each.bytes), each.digest[:12]]
+        for each in found
+    ]
+    print_table(["NAME", "ROLE", "DTYPE", "SHAPE", "SIZE", "DIGEST"], rows)
+
+
+@command.command()
+@click.argument("directory")
+@click.option("--step", type=int, help="A step; all if not given.")
+@_json
+def verify(directory: str, step: int | None, as_json: bool) -> None:
+    """Read every byte and check it; exits 1 if anything is damaged."""
+    from argosy.checkpoint import list_steps
+    from argosy.checkpoint import verify as check
+
+    total = sum(each.bytes for each in list_steps(directory) if step in (None, each.step))
+    faults: list[str] = []
+    with click.progressbar(length=total, label="verifying", file=sys.stderr) as bar:
+        faults += check(directory, step, bar.update)
+    if as_json:
+        print_json({"bytes": total, "faults": faults})
+    else:
+        for fault in faults:
+            print(fault)
+        print(f"{amount(total)} read, {len(faults)} faults")
+    sys.exit(1 if faults else 0)
+
+
+@command.command()
+@click.argument("directory")
+@click.argument("first", type=int)
+@click.argument("second", type=int)
+@_json
+def diff(directory: str, first: int, second: int, as_json: bool) -> None:
+    """Say which tensors changed between two steps, and by how much."""
+    from argosy.checkpoint import diff as compare
+
+    found = compare(directory, first, second)
+    if as_json:
+        print_json(found)
+        return
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}"
+
+    rows = [[each.name, each.kind, number(each.max_abs), number(each.relative)] for each in found]
+    print_table(["NAME", "WHAT", "LARGEST", "RELATIVE"], rows) if rows else print("no tensor differs")
+
+
+@command.command()
+@click.argument("directory")
+@click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
+@click.argument("target", type=click.Path(path_type=Path))
+@_step
+def export(directory: str, kind: str, target: Path, step: int | None) -> None:
+    """Write a step in another format: Hugging Face safetensors, DCP, or torch.save."""
+    from argosy.checkpoint import export as write
+
+    found = write(directory, kind, target, step)
+    print(f"step {found.step:,} written to {target} ({amount(found.bytes)}, verified)")
+
+
+@command.command(name="import")
+@click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.argument("directory")
+@click.option("--step", type=int, default=0, show_default=True, help="The step that it becomes.")
+def import_(kind: str, source: Path, directory: str, step: int) -> None:
+    """Make a committed step of another format's files."""
+    from argosy.checkpoint import import_ as read
+
+    count = read(kind, source, directory, step)
+    print(f"{count} tensors committed as step {step} of {directory}")
+
+
+@command.command()
+@click.argument("directory")
+@click.option("--keep-last", type=int, default=3, show_default=True, help="How many of the newest to keep.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_json
+def prune(directory: str, keep_last: int, dry_run: bool, as_json: bool) -> None:
+    """Delete old steps; tagged and pinned ones stay, and whatever a kept one refers to."""
+    from argosy.checkpoint import KeepLast, prune_steps
+
+    gone, kept = prune_steps(directory, [KeepLast(keep_last)], dry_run=dry_run)
+    if as_json:
+        print_json({"deleted": gone, "kept": dict(kept)})
+        return
+    rows: list[list[Any]] = [[name, "would go" if dry_run else "deleted"] for name in gone]
+    rows += [[name, f"kept: {reason}"] for name, reason in sorted(kept.items())]
+    print_table(["STEP", "WHAT"], rows) if rows else print("no step was committed here")

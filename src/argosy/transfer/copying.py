@@ -1,0 +1,110 @@
+"""Move boxes between buffers and sum their digests in the same pass: builds the tables that native code performs.
+
+D1  The sum of a tensor does not depend on how it was cut: sums of disjoint boxes add up to it.
+D2  A sum alone says nothing of zeros or of the shape; `finish` binds name, dtype and shape to it.
+The digest finds accidents, not attackers: it is not cryptographic.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from argosy._select import native
+from argosy.transfer.boxes import Box, strides_of
+
+Sums = tuple[int, int]
+ZERO: Sums = (0, 0)
+_LOOPS = 3
+
+
+class Spot(NamedTuple):
+    """Where a box lies: the address of its first cell, and strides in cells."""
+
+    address: int
+    strides: tuple[int, ...]
+
+
+class Copy(NamedTuple):
+    """One box of a tensor of `shape`, from a spot to a spot (None: only sum it)."""
+
+    box: Box
+    shape: tuple[int, ...]
+    itemsize: int
+    source: Spot
+    destination: Spot | None = None
+
+
+def spot(address: int, itemsize: int, strides: Sequence[int], inside: Sequence[int]) -> Spot:
+    """The spot of the cell at index `inside` of an array."""
+    return Spot(address + itemsize * sum(i * s for i, s in zip(inside, strides, strict=True)), tuple(strides))
+
+
+def copy_boxes(copies: Iterable[Copy], threads: int = 1) -> list[Sums]:
+    """Perform the copies; returns the sums of each. The GIL is released while bytes move.
+
+    The caller keeps the memory alive and lets no two copies write the same cells.
+    """
+    rows: list[tuple[int, ...]] = []
+    counts: list[int] = []
+    for copy in copies:
+        before = len(rows)
+        rows += _records(copy)
+        counts.append(len(rows) - before)
+    answers = native.copy_digest(np.array(rows, "<i8").tobytes(), threads) if rows else b""
+    found: list[list[int]] = np.frombuffer(answers, "<u8").reshape(-1, 2).tolist()
+    sums: list[Sums] = []
+    position = 0
+    for count in counts:
+        part = found[position : position + count]
+        sums.append((sum(s[0] for s in part) % 2**64, sum(s[1] for s in part) % 2**64))
+        position += count
+    return sums
+
+
+def _records(copy: Copy) -> list[tuple[int, ...]]:
+    """The strided copy as records of three loops around a contiguous run."""
+    if not copy.box.cells:
+        return []
+    size = copy.itemsize
+    logical = strides_of(copy.shape)
+    start = sum(a * s for a, s in zip(copy.box.start, logical, strict=True)) * size
+    from_, to = copy.source, copy.destination or Spot(0, copy.source.strides)
+    run = size
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for n, *strides in reversed(list(zip(copy.box.shape, from_.strides, to.strides, logical, strict=True))):
+        steps = tuple(stride * size for stride in strides)
+        if n == 1:
+            continue
+        if not loops and all(step == run for step in steps):
+            run *= n
+        elif loops and all(step == s * loops[-1][0] for step, s in zip(steps, loops[-1][1], strict=True)):
+            loops[-1] = (loops[-1][0] * n, loops[-1][1])
+        else:
+            loops.append((n, steps))
+    inner, outer = loops[:_LOOPS], loops[_LOOPS:]
+    inner += [(1, (0, 0, 0))] * (_LOOPS - len(inner))
+    inner.reverse()  # The smallest strides innermost.
+    tail = (run, *(n for n, _ in inner), *(steps[side] for side in range(3) for _, steps in inner))
+    records: list[tuple[int, ...]] = []
+    for index in product(*(range(n) for n, _ in outer)):
+        moved = [sum(i * steps[side] for i, (_, steps) in zip(index, outer, strict=True)) for side in range(3)]
+        target = to.address + moved[1] if copy.destination else 0
+        records.append((from_.address + moved[0], target, start + moved[2], *tail))
+    return records
+
+
+def add(sums: Iterable[Sums]) -> Sums:
+    """The sums of disjoint boxes together."""
+    low = high = 0
+    for a, b in sums:
+        low, high = low + a, high + b
+    return low % 2**64, high % 2**64
+
+
+def finish(name: str, dtype: str, shape: Sequence[int], sums: Sums) -> str:
+    """The digest of a tensor: 32 hex digits over its name, dtype, shape and sums."""
+    text = f"{name}\0{dtype}\0{','.join(map(str, shape))}\0{sums[0]:016x}{sums[1]:016x}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,214 @@
+"""Plan the copies that turn one layout into another: byte-minimal, spread over replicas, the same on every rank. Pure.
+
+P1  Every cell of every destination piece is written exactly once.
+P2  A cell that the destination's rank holds is taken from there; the rest is the lower bound, and is what is sent.
+P3  The plan is a function of the layouts alone.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
+
+import msgspec
+
+from argosy.core import ConfigError
+from argosy.transfer.boxes import Box, cut
+from argosy.transfer.layout import Layout, Piece
+
+CHUNK_BYTES = 8 << 20
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """What a side of a plan knows of a tensor: its layout and the bytes of a cell."""
+
+    layout: Layout
+    itemsize: int
+    dtype: str = ""
+
+
+class Move(msgspec.Struct, frozen=True):
+    """Copy `box` from a piece to a piece; within a rank when both name the same."""
+
+    box: Box
+    source: Piece
+    destination: Piece
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """A move of one named tensor."""
+
+    name: str
+    itemsize: int
+    move: Move
+
+    @property
+    def bytes(self) -> int:
+        return self.move.box.cells * self.itemsize
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan in numbers; `str()` of it is for a person."""
+
+    tensors: int
+    moves: int
+    bytes_local: int
+    bytes_sent: int
+    bytes_bound: int
+    bytes_same_host: int
+    staging_bytes: int
+    predicted_s: float
+    links: list[tuple[int, int, int]]
+    """(from rank, to rank, bytes), the largest first."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.tensors} tensors in {self.moves} moves: {self.bytes_sent:,} bytes sent "
+            f"(lower bound {self.bytes_bound:,}; {self.bytes_same_host:,} within a host), {self.bytes_local:,} local",
+            f"staging {self.staging_bytes:,} bytes; predicted {self.predicted_s:.3f} s",
+        ]
+        lines += [f"  rank {a} -> rank {b}: {n:,} bytes" for a, b, n in self.links[:16]]
+        if len(self.links) > 16:
+            lines.append(f"  … and {len(self.links) - 16} more pairs")
+        return "\n".join(lines)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All moves, by template: tensors of equal layouts share theirs."""
+
+    moves: dict[str, tuple[Move, ...]]
+    itemsizes: dict[str, int]
+    staging_bytes: int
+    host_of: Callable[[int], int] = lambda rank: rank
+
+    def transfers(self, rank: int | None = None) -> Iterator[Transfer]:
+        """What moves, in the order of sending, no message larger than the staging allows; of one rank if given."""
+        for name, moves in self.moves.items():
+            size = self.itemsizes[name]
+            limit = max(1, min(CHUNK_BYTES, self.staging_bytes // 2) // size)
+            for move in moves:
+                if rank is None or rank in (move.source.rank, move.destination.rank):
+                    for box in cut(move.box, limit):
+                        yield Transfer(name, size, Move(box, move.source, move.destination))
+
+    def explain(self, bytes_per_s: float = 1e9) -> Explained:
+        """Who sends what, against the lower bound; the time is that of the busiest rank at `bytes_per_s`."""
+        links: Counter[tuple[int, int]] = Counter()
+        count = 0
+        for name, moves in self.moves.items():
+            count += len(moves)
+            for move in moves:
+                links[move.source.rank, move.destination.rank] += move.box.cells * self.itemsizes[name]
+        sent = {pair: n for pair, n in links.items() if pair[0] != pair[1]}
+        busiest: Counter[int] = Counter()
+        for (a, b), n in sent.items():
+            busiest[a] += n
+            busiest[b] += n
+        total = sum(sent.values())
+        return Explained(
+            tensors=len(self.moves),
+            moves=count,
+            bytes_local=sum(links.values()) - total,
+            bytes_sent=total,
+            bytes_bound=total,  # P2: nothing is sent that is held, and nothing twice.
+            bytes_same_host=sum(n for (a, b), n in sent.items() if self.host_of(a) == self.host_of(b)),
+            staging_bytes=self.staging_bytes,
+            predicted_s=max(busiest.values(), default=0) / bytes_per_s,
+            links=sorted(((a, b, n) for (a, b), n in sent.items()), key=lambda link: (-link[2], link)),
+        )
+
+
+class Uncovered(ConfigError):
+    """A destination tensor would be left without a value, or a source tensor without a destination."""
+
+
+def reshard(
+    source: Mapping[str, Tensor],
+    destination: Mapping[str, Tensor],
+    *,
+    keep: Collection[str] = (),
+    staging_bytes: int = 64 << 20,
+    host_of: Callable[[int], int] = lambda rank: rank,
+) -> Plan:
+    """Plan how the tensors of `source` become those of `destination`; `keep` names destinations to leave alone.
+
+    Raises:
+        Uncovered: a name is missing on one side, or the source does not hold every cell.
+        ConfigError: shapes or sizes of cells differ.
+    """
+    missing = sorted(set(destination) - set(source) - set(keep))
+    if missing:
+        raise Uncovered(f"not in the source: {', '.join(missing[:5])}", hint="name them in keep=, or rename")
+    unmatched = sorted(set(source) - set(destination))
+    if unmatched:
+        raise Uncovered(f"not in the destination: {', '.join(unmatched[:5])}")
+    moves: dict[str, tuple[Move, ...]] = {}
+    for index, name in enumerate(sorted(set(destination) - set(keep))):
+        old, new = source[name], destination[name]
+        if old.layout.shape != new.layout.shape or old.itemsize != new.itemsize:
+            raise ConfigError(
+                f"{name}: {old.dtype}{list(old.layout.shape)} does not fit {new.dtype}{list(new.layout.shape)}"
+            )
+        replicas = max((len(pieces) for pieces in old.layout.replicas.values()), default=1)
+        moves[name] = overlaps(old.layout, new.layout, index % replicas, host_of)
+    return Plan(moves, {name: destination[name].itemsize for name in moves}, staging_bytes, host_of)
+
+
+def _own_host(rank: int) -> int:
+    return rank
+
+
+@lru_cache(maxsize=4096)
+def overlaps(
+    source: Layout, destination: Layout, turn: int = 0, host_of: Callable[[int], int] = _own_host
+) -> tuple[Move, ...]:
+    """The moves of one tensor; `turn` spreads the sending among replicas.
+
+    Raises:
+        Uncovered: the source does not hold every cell that the destination needs.
+    """
+    index = _Index(source)
+    moves: list[Move] = []
+    sent = 0
+    for piece in destination.pieces:
+        missing = [piece.box] if piece.box.cells else []
+        found = index.near(piece.box) if missing else []
+        held = {box for box, pieces in found if any(p.rank == piece.rank for p in pieces)}
+        for box, pieces in sorted(found, key=lambda item: item[0] not in held):
+            own = next((p for p in pieces if p.rank == piece.rank), None)
+            near = [p for p in pieces if host_of(p.rank) == host_of(piece.rank)] or list(pieces)
+            for part in list(missing):
+                common = part & box
+                if common is None:
+                    continue
+                sender = own or near[(turn + sent) % len(near)]
+                sent += own is None
+                moves.append(Move(common, sender, piece))
+                missing.remove(part)
+                missing += part - common
+            if not missing:
+                break
+        if missing:
+            raise Uncovered(f"nobody holds {missing[0]} of a tensor of shape {list(source.shape)}")
+    return tuple(moves)
+
+
+class _Index:
+    """The distinct boxes of a layout, sorted along the dimension that cuts it most."""
+
+    def __init__(self, layout: Layout) -> None:
+        boxes = layout.replicas
+        dims = range(len(layout.shape))
+        self.dim = max(dims, key=lambda d: len({box.start[d] for box in boxes}), default=None)
+        dim = self.dim
+        self.items = sorted(boxes.items(), key=lambda item: item[0].start[dim] if dim is not None else 0)
+        self.starts = [box.start[dim] for box, _ in self.items] if dim is not None else []
+        self.longest = max((box.shape[dim] for box, _ in self.items), default=0) if dim is not None else 0
+
+    def near(self, box: Box) -> list[tuple[Box, tuple[Piece, ...]]]:
+        """The boxes that have cells in common with `box`."""
+        if self.dim is None:
+            return self.items
+        first = bisect_left(self.starts, box.start[self.dim] - self.longest + 1)
+        last = bisect_left(self.starts, box.stop[self.dim])
+        return [(other, pieces) for other, pieces in self.items[first:last] if other & box]
