@@ -6,7 +6,9 @@ import fcntl
 import functools
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from argosy import _exchange
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
@@ -44,3 +46,15 @@ def pidfd_exit_status(pidfd: int) -> int | None:
             return None
         raise
     return answer[-1] if answer[0] & _PIDFD_INFO_EXIT else None
+
+
+def run_collective(
+    segment: int,
+    rank: int,
+    head: bytes,
+    sends: Sequence[tuple[int, int]],
+    receives: Sequence[tuple[int, int]],
+    timeout_s: float,
+) -> int:
+    """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""
+    return _exchange.run_collective(segment, rank, head, sends, receives, timeout_s)
