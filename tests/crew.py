@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,36 +21,47 @@ import torch, torch.distributed as dist
 import argosy.collective
 torch.set_num_threads(1)
 directory, size, script = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 def form(backend="argosy", **options):
     client = dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
     dist.init_process_group(backend, store=client, rank=rank, world_size=size, **options)
     return dist.group.WORLD
 
-children = []
-for rank in range(size):
-    pid = os.fork()
-    if pid:
-        children.append(pid)
-        continue
-    out = os.open(f"{directory}/out{rank}", os.O_CREAT | os.O_WRONLY, 0o600)
+def run(rank):
+    out = os.open(f"{directory}/out{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(out, 1), os.dup2(out, 2)
     code = 0
     try:
-        exec(compile(pathlib.Path(script).read_text(), script, "exec"))
+        names = globals() | {"rank": rank, "__name__": "script"}
+        globals()["rank"] = rank
+        exec(compile(pathlib.Path(script).read_text(), script, "exec"), names)
     except BaseException:
         traceback.print_exc()
         code = 1
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
-pathlib.Path(directory, "pids").write_text(" ".join(map(str, children)))
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255 for pid in children))
+
+worst = 0
+for round in sys.argv[4:] or [""]:
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if not pid:
+            run(rank)
+        children.append(pid)
+    worst = max(worst, *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255 for pid in children))
+sys.exit(worst)
 """
 
 
-def crew(script: Path | str, size: int, *, compiled: bool = True, must_end_well: bool = True) -> list[str]:
-    """Run the file, or text, as `size` ranks; returns what each printed. Nothing is left running."""
+def crew(
+    script: Path | str, size: int, *, compiled: bool = True, must_end_well: bool = True, rounds: Sequence[str] = ()
+) -> list[str]:
+    """Run the file, or text, as `size` ranks; returns what each printed. Nothing is left running.
+
+    With `rounds`, new ranks run it once for each; the script knows which as `round`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         if isinstance(script, str):
             Path(directory, "script.py").write_text(script)
@@ -62,7 +74,7 @@ def crew(script: Path | str, size: int, *, compiled: bool = True, must_end_well:
         }
         if not compiled:
             environment["ARGOSY_NATIVE"] = "0"
-        command = [sys.executable, "-c", _PARENT, directory, str(size), str(script)]
+        command = [sys.executable, "-c", _PARENT, directory, str(size), str(script), *rounds]
         parent = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
             code = parent.wait(100)

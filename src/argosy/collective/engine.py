@@ -85,7 +85,9 @@ class Engine:
     def _explain(self, code: int, timeout_s: float) -> ArgosyError:
         wish = self.segment.wish(self.rank)[0]
         if code == _MISMATCH:
-            found = [self.segment.wish(rank) for rank in range(self.size)]
+            # Nobody overwrites the heads of this stage before this rank has arrived once more.
+            stage = (self.segment.stage(self.rank) - 1) % (1 << 32)
+            found = [self.segment.wish(rank, stage) for rank in range(self.size)]
             return CollectiveMismatch(explain([wish for wish, _ in found], [sizes for _, sizes in found]))
         if code == _DEADLINE:
             error = self.explain_deadline(str(wish), timeout_s)

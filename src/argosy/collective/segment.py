@@ -109,10 +109,11 @@ class Segment:
     def stage(self, rank: int) -> int:
         return self._word(self._region(rank)).value
 
-    def wish(self, rank: int) -> tuple[Wish, tuple[int, ...]]:
-        """What `rank` asked for last, with the lengths it sends and receives."""
+    def wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
+        """What `rank` asked for in `stage`, or last, with the lengths it sends and receives."""
         region = self._region(rank)
-        at = region + _HEADS_AT + self._word(region + _LAST_HEAD_AT).value % 3 * self.shape.head_stride
+        which = self._word(region + _LAST_HEAD_AT).value if stage is None else stage
+        at = region + _HEADS_AT + which % 3 * self.shape.head_stride
         lengths = struct.unpack_from(f"<{2 * self.shape.size}Q", self.view, at + HEAD_BYTES)
         return Wish.unpack(bytes(self.view[at : at + HEAD_BYTES])), lengths
 
