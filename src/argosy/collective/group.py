@@ -187,8 +187,10 @@ class Group(dist.ProcessGroup):
         """Begin a step in which no loss raises; its vote decides whether the step counts."""
         return Latch(self)
 
-    def rehearse(self, step: Callable[[], object], times: int = 2) -> None:
+    def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
         """Run a newcomer's forward and backward pass alone, as often as DDP needs to settle its buckets.
+
+        It rebuilds them in the second pass and says how in the third, which `layout_of` reads.
 
         Raises:
             ConfigError: the group is not joining.
