@@ -1,7 +1,7 @@
 """Run a script as several ranks of one argosy group, forked from a fresh interpreter that has torch.
 
 The script is run in each rank with `rank`, `size`, `torch`, `dist`, and `form()`, which makes the default group
-with the backend `argosy`; the store lives in the parent, as an agent's does. What a rank prints is returned.
+with the backend `argosy`; the store lives in another process, as an agent's does. What a rank prints is returned.
 """
 
 import os
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 directory, size, script = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 def form(backend="argosy", **options):
-    client = dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     dist.init_process_group(backend, store=client, rank=rank, world_size=size, **options)
     return dist.group.WORLD
 
@@ -41,9 +41,21 @@ def run(rank):
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
 
+def open_store():
+    # In a process of its own: one with the store's threads must not fork ranks.
+    lifeline, told = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.close(lifeline[1])
+        server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(told[1], str(server.port).encode())
+        os.read(lifeline[0], 1)
+        os._exit(0)
+    os.close(lifeline[0])
+    return int(os.read(told[0], 10)), lifeline[1]
+
 worst = 0
 for round in sys.argv[4:] or [""]:
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    port, lifeline = open_store()
     children = []
     for rank in range(size):
         pid = os.fork()
@@ -51,6 +63,7 @@ for round in sys.argv[4:] or [""]:
             run(rank)
         children.append(pid)
     worst = max(worst, *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255 for pid in children))
+    os.close(lifeline)
 sys.exit(worst)
 """
 

@@ -24,7 +24,7 @@ calls = {
     "recv": lambda: dist.recv(big, victim),
     "send": lambda: dist.send(big, victim),
 }
-told = dist.TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
+told = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 calls["barrier"]()
 if rank == victim:
     for other in range(size - 1):

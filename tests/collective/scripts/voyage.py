@@ -7,6 +7,7 @@ and `kept` if survivors kept pid and group object. Seed 0 is the undisturbed voy
 """
 
 import copy
+import faulthandler
 import hashlib
 import os
 import pickle
@@ -122,7 +123,6 @@ class Sailor:
         return max(int(p.suffix[1:]) for p in self.kept.parent.glob(f"{self.kept.name}.*") if p.suffix != ".tmp")
 
     def sail(self):
-        self.heal(newcomer=self.life > 0)
         while self.step < STEPS:
             before = self.local()
             with self.group.latched() as latch:
@@ -195,27 +195,48 @@ class Sailor:
 
 
 def rank_main(wrapper, rank, size, life, port, directory, fates):
+    faulthandler.enable()
     client = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     sailor = Sailor(wrapper, rank, size, life, client, directory, fates)
     identity = os.getpid(), id(dist.group.WORLD)
-    sailor.sail()
-    assert identity == (os.getpid(), id(dist.group.WORLD))
     told = [None] * size
-    dist.all_gather_object(told, (sailor.digest(), os.getpid() if life == 0 else None))
+    sailor.heal(newcomer=life > 0)
+    while True:
+        sailor.sail()
+        try:  # a rank may also die after its last step
+            dist.all_gather_object(told, sailor.digest())
+            dist.barrier()
+            break
+        except PeerLost:
+            sailor.heal(newcomer=False)
+    assert identity == (os.getpid(), id(dist.group.WORLD))
     if rank == 0:
-        Path(directory, "result").write_text(" ".join(sorted({str(digest) for digest, _ in told})))
-    dist.barrier()
+        Path(directory, "result").write_text(" ".join(sorted(set(told))))
     client.set(f"end{rank}", "")
     for other in range(size):
         client.wait([f"end{other}"])
 
 
+def open_store():
+    """A store in a process of its own: one with the store's threads must not fork ranks."""
+    lifeline, told = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.close(lifeline[1])
+        server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(told[1], str(server.port).encode())
+        os.read(lifeline[0], 1)  # until all others are gone
+        os._exit(0)
+    os.close(lifeline[0])
+    return int(os.read(told[0], 10)), lifeline[1]
+
+
 def supervise(wrapper, size, seed):
     """Fork the ranks, replace those that are killed; returns the digests and how many were replaced."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    port, lifeline = open_store()
+    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     store.set("generation", "1")
     fates, pids, lives = Fates(seed, size), {}, [0] * size
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "60"))
     with tempfile.TemporaryDirectory() as directory:
 
         def start(rank):
@@ -225,7 +246,7 @@ def supervise(wrapper, size, seed):
                 return
             code = 1
             try:
-                rank_main(wrapper, rank, size, lives[rank], store.port, directory, fates)
+                rank_main(wrapper, rank, size, lives[rank], port, directory, fates)
                 code = 0
             except BaseException:
                 import traceback
@@ -245,7 +266,9 @@ def supervise(wrapper, size, seed):
                     sys.exit(1)
                 time.sleep(0.002)
                 continue
-            rank = pids.pop(pid)
+            rank = pids.pop(pid, None)
+            if rank is None:
+                continue
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
                 lives[rank] += 1
                 store.add("generation", 1)
@@ -255,6 +278,7 @@ def supervise(wrapper, size, seed):
                 for left in pids:
                     os.kill(left, signal.SIGKILL)
                 sys.exit(1)
+        os.close(lifeline)
         return Path(directory, "result").read_text(), sum(lives)
 
 
