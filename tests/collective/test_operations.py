@@ -28,9 +28,7 @@ def numbers(text: str) -> list[tuple[str, list[float]]]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_built_on_groups_gets_the_numbers_of_gloo(
-    size: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_built_on_groups_gets_the_numbers_of_gloo(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BACKEND", "gloo")
     expected = crew(SCRIPTS / "frameworks.py", size)
     monkeypatch.setenv("BACKEND", "argosy")

@@ -1,5 +1,7 @@
 """Torch's argument forms, read: options, splits, reductions. What torch may rename is here."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false (torch)
+
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -8,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+_LAST_REDUCTION = 7  # bitwise exclusive or
 
 
 def reduction_options(name: Any) -> Any:
@@ -30,7 +34,7 @@ def reduction_code(opts: Any) -> int:
         return 0
     kind = opts.reduceOp
     code = int(getattr(kind, "op", kind))
-    if code > int(dist.ReduceOp.RedOpType.BXOR):
+    if code > _LAST_REDUCTION:
         raise RuntimeError(f"Cannot use this reduction with argosy: {kind}")
     return code
 

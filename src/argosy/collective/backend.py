@@ -1,8 +1,10 @@
 """How torch gets our groups, and how a newcomer's begin."""
 
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false (torch)
+
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -26,7 +28,7 @@ def _make(opts: Any, _options: Any = None) -> Group:
 
 
 @contextmanager
-def joining() -> Iterator[None]:
+def joining() -> Generator[None]:
     """Groups made in this block begin alone, for a rank that replaces another: they go live with `reform`."""
     registry.set_joining(True)
     try:

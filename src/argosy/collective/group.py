@@ -7,6 +7,10 @@ G2  Operations of a group run in the order in which they were issued, on one thr
 G3  Re-forming exchanges engine, postman and fallback; object, name, rank and size stay.
 """
 
+# Torch's own stubs disagree with each other about names and options of these methods.
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# pyright: reportAssignmentType=false, reportPrivateUsage=false, reportCallIssue=false
+
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +24,12 @@ import torch.distributed as dist
 
 from argosy.collective import plans, registry
 from argosy.collective.arguments import check_whole, hide_from_dynamo, reduction_code, reduction_options, seconds, split
-from argosy.collective.engine import Engine
+from argosy.collective.inside import Inside
 from argosy.collective.latch import Latch
 from argosy.collective.plans import Plan
-from argosy.collective.postman import Letter, Postman
-from argosy.collective.rendezvous import Meeting, meet
-from argosy.collective.wire import Kind, Wish
+from argosy.collective.postman import Letter
+from argosy.collective.rendezvous import Meeting
+from argosy.collective.wire import Wish
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -60,50 +64,6 @@ OPERATIONS = [
 State = Literal["joining", "live", "lost"]
 
 
-class Inside:
-    """What a generation of a group works with: our engine where the ranks share a host, Gloo for the rest."""
-
-    def __init__(self, store: Any, meeting: Meeting, timeout: timedelta) -> None:
-        self._store, self._meeting, self._timeout = store, meeting, timeout
-        self.engine: Engine | None = None
-        self._postman: Postman | None = None
-        self._gloo: Any = None
-        self._lock = threading.Lock()
-
-    def open(self, ranks: Sequence[int], timeout_s: float, give_up: Callable[[], bool] | None) -> None:
-        hellos, segment = meet(self._store, self._meeting, timeout_s, give_up)
-        if segment is not None:
-            self.engine = Engine(segment, hellos, ranks)
-
-    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether our engine serves such tensors."""
-        ours = (tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
-        return self.engine is not None and all(ours)
-
-    def postman(self) -> Postman:
-        with self._lock:
-            assert self.engine is not None
-            if self._postman is None:
-                self._postman = Postman(self.engine)
-            return self._postman
-
-    def gloo(self) -> Any:
-        """Torch's Gloo group of this generation, made by all ranks when first needed."""
-        with self._lock:
-            if self._gloo is None:
-                meeting = self._meeting
-                store = dist.PrefixStore(f"argosy/gloo/{meeting.generation}", self._store)
-                self._gloo = dist.ProcessGroupGloo(store, meeting.rank, meeting.size, timeout=self._timeout)
-            return self._gloo
-
-    def close(self) -> None:
-        if self._postman is not None:
-            self._postman.close()
-        if self.engine is not None:
-            self.engine.close()
-        self._gloo = None
-
-
 class Group(dist.ProcessGroup):
     """A `torch.distributed.ProcessGroup`; made by `init_process_group("argosy")` and `new_group`."""
 
@@ -125,7 +85,7 @@ class Group(dist.ProcessGroup):
 
     # -- names -------------------------------------------------------------------------------------
 
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+    def getBackendName(self) -> str:
         return "argosy"
 
     def name(self) -> str:
@@ -145,16 +105,16 @@ class Group(dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+    def setGroupDesc(self, description: str) -> None:
         self._description = description
 
     def rank(self) -> int:
@@ -163,10 +123,10 @@ class Group(dist.ProcessGroup):
     def size(self) -> int:
         return self._place[1]
 
-    def getRank(self) -> int:  # noqa: N802
+    def getRank(self) -> int:
         return self._place[0]
 
-    def getSize(self) -> int:  # noqa: N802
+    def getSize(self) -> int:
         return self._place[1]
 
     def _get_backend(self, device: torch.device) -> "Group":
@@ -282,7 +242,8 @@ class Group(dist.ProcessGroup):
         if self.loss is not None:
             raise self.loss
         word = torch.tensor([int(ready)], dtype=torch.uint8)
-        plan = plans.all_reduce("vote", [word], int(dist.ReduceOp.MIN), ("allreduce", ([word], reduction_options("MIN"))))
+        options = reduction_options("MIN")
+        plan = plans.all_reduce("vote", [word], reduction_code(options), ("allreduce", ([word], options)))
         self._carry_out(plan, self._timeout.total_seconds())
         return bool(word.item())
 
@@ -347,7 +308,8 @@ class Group(dist.ProcessGroup):
         inside = self._inside
         assert inside is not None
         if not inside.takes(plan.tensors):
-            return self._through_gloo(inside, plan)
+            self._through_gloo(inside, plan)
+            return
         assert inside.engine is not None
         with torch.no_grad():
             for step in plan.prepare():
@@ -368,7 +330,6 @@ class Group(dist.ProcessGroup):
             if "imed out" in text:
                 raise DeadlinePassed(f"{plan.name}: {text}", self._timeout.total_seconds()) from error
             raise
-        return None
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -412,7 +373,9 @@ class Group(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         gloo = ("reduce_scatter", (outputs, inputs, opts))
-        return self._issue(plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts)
+        return self._issue(
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+        )
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         check_whole("reduce_scatter", given, output, self.size())
@@ -421,15 +384,17 @@ class Group(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         gloo = ("reduce_scatter_tensor_coalesced", (outputs, inputs, opts))
-        return self._issue(plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts)
+        return self._issue(
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+        )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        own = outputs[0] if outputs else []
+        own: list[torch.Tensor] = outputs[0] if outputs else []
         gloo = ("gather", (outputs, inputs, opts))
         return self._issue(plans.gather(own, inputs[0], opts.rootRank, self._place, gloo), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        given = inputs[0] if inputs else []
+        given: list[torch.Tensor] = inputs[0] if inputs else []
         gloo = ("scatter", (outputs, inputs, opts))
         return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, gloo), opts)
 
@@ -437,7 +402,9 @@ class Group(dist.ProcessGroup):
         plan = plans.all_to_all(outputs, inputs, list(outputs), ("alltoall", (outputs, inputs)))
         return self._issue(plan, opts)
 
-    def all_to_all_single(self, output: Any, given: Any, output_splits: Any, input_splits: Any, opts: Any = None) -> Work:
+    def all_to_all_single(
+        self, output: Any, given: Any, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Work:
         size = self.size()
         gloo = ("alltoall_base", (output, given, output_splits, input_splits))
         whole = output.detach()

@@ -84,17 +84,14 @@ def meet(
         # The leader may close its descriptor, and die, only when all have opened it.
         store.set(meeting.key(meeting.rank) + "/open", b"1")
         if leader:
-            opened = [meeting.key(rank) + "/open" for rank in range(meeting.size)]
-            _await(store, opened, meeting, hellos, time.monotonic() + timeout_s, give_up)
+            _await_open(store, meeting, hellos, timeout_s, give_up)
         return hellos, segment
     finally:
         if fd >= 0:
             os.close(fd)
 
 
-def _hellos(
-    store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[], bool] | None
-) -> list[Hello]:
+def _hellos(store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[], bool] | None) -> list[Hello]:
     keys = [meeting.key(rank) for rank in range(meeting.size)]
     known: dict[int, Hello] = {}
     deadline = time.monotonic() + timeout_s
@@ -108,12 +105,13 @@ def _hellos(
     return [known[rank] for rank in range(meeting.size)]
 
 
-def _await(
-    store: Any, keys: list[str], meeting: Meeting, hellos: list[Hello], deadline: float, give_up: Callable[[], bool] | None
+def _await_open(
+    store: Any, meeting: Meeting, hellos: list[Hello], timeout_s: float, give_up: Callable[[], bool] | None
 ) -> None:
-    known = dict(enumerate(hellos))
+    keys = [meeting.key(rank) + "/open" for rank in range(meeting.size)]
+    known, deadline = dict(enumerate(hellos)), time.monotonic() + timeout_s
     while not store.check(keys):
-        _look(meeting, known, deadline, 0.0, give_up)
+        _look(meeting, known, deadline, timeout_s, give_up)
 
 
 def _look(

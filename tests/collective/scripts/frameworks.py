@@ -75,7 +75,7 @@ tp = parallelize_module(network(), flat, {"0": ColwiseParallel(), "2": RowwisePa
 print("tp", *train(tp, 0))
 x = distribute_tensor(torch.arange(24.0).reshape(4 * 3, 2), flat, [Shard(0)])
 print("redistribute", *x.redistribute(flat, [Replicate()]).to_local().flatten().tolist())
-print("redistribute", float((x.redistribute(flat, [Shard(1)]).to_local().sum() + x.full_tensor().sum())))
+print("redistribute", float(x.redistribute(flat, [Shard(1)]).to_local().sum() + x.full_tensor().sum()))
 
 stages = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(size)])
 torch.manual_seed(1)
@@ -113,7 +113,10 @@ print("moe", back.sum().item(), functional.all_to_all_single(back, None, None, d
 
 @torch.compile(backend="aot_eager")
 def compiled(x):
-    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + functional.all_gather_tensor(x, 0, dist.group.WORLD).sum()
+    return (
+        functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+        + functional.all_gather_tensor(x, 0, dist.group.WORLD).sum()
+    )
 
 
 print("compiled", compiled(torch.full((4,), float(rank))).sum().item())

@@ -1,6 +1,6 @@
 """Every operation through argosy and through Gloo, on the same tensors: the results must be the same."""
 
-# ruff: noqa: F821 (names that the crew gives)
+# ruff: noqa: F821, B023, B007 (names that the crew gives; lambdas are called at once)
 import itertools
 
 world = form(device_id=None)
@@ -37,7 +37,8 @@ def same(operation, *tensors):
 
 
 for dtype, shape in itertools.product([*FLOATS, *INTEGERS, torch.bool], SHAPES):
-    same(lambda g, x: dist.all_reduce(x, SUM if x.dtype != torch.bool else dist.ReduceOp.MAX, group=g), filled(shape, dtype))
+    kind = SUM if dtype != torch.bool else dist.ReduceOp.MAX
+    same(lambda g, x: dist.all_reduce(x, kind, group=g), filled(shape, dtype))
     same(lambda g, x: dist.broadcast(x, size - 1, group=g), filled(shape, dtype))
 for dtype, operation in [
     *itertools.product([*FLOATS, *INTEGERS], OTHERS),
@@ -53,7 +54,11 @@ for dtype, shape in itertools.product([torch.float32, torch.bfloat16, torch.int6
     same(lambda g, x, out: dist.all_gather_single(out.zero_(), x.reshape(-1), group=g), x, whole)
     if dtype != torch.bool:
         same(lambda g, x, *given: dist.reduce_scatter(x, list(given), group=g), x, *many)
-        same(lambda g, x, out: dist.reduce_scatter_single(out, x, group=g), filled((size * x.numel(),), dtype), x.reshape(-1))
+        same(
+            lambda g, x, out: dist.reduce_scatter_single(out, x, group=g),
+            filled((size * x.numel(),), dtype),
+            x.reshape(-1),
+        )
         same(lambda g, x: (dist.reduce(x, 1, group=g), x.zero_() if rank != 1 else None), filled(shape, dtype))
 
 for length in (0, 3, 50_000):

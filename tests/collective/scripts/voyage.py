@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -149,6 +150,9 @@ class Sailor:
                 self.set_local(before)
                 self.heal(newcomer=False)
 
+    def newer(self, generation):
+        return int(self.store.get("generation")) > generation
+
     def heal(self, newcomer):
         while True:
             generation = int(self.store.get("generation"))
@@ -158,8 +162,7 @@ class Sailor:
             try:
                 self.fates.kill(self.rank, self.life, self.step, "reform") if generation > 1 else None
                 layout = layout_of(self.model) if self.wrapper == "ddp" else ""
-                newer = lambda g=generation: int(self.store.get("generation")) > g
-                self.group.reform(None, generation, layout=layout, give_up=newer)
+                self.group.reform(None, generation, layout=layout, give_up=partial(self.newer, generation))
                 self.fates.kill(self.rank, self.life, self.step, "healing") if generation > 1 else None
                 return self.heal_replicated(newcomer) if self.wrapper == "ddp" else self.heal_sharded()
             except (PeerLost, DeadlinePassed, Superseded):
