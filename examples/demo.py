@@ -92,8 +92,8 @@ def next_commands() -> str:
         argosy = f"{sys.executable} -m argosy"
     rows = [
         (f"{argosy} why", "what failed first, and what was done about it"),
-        (f"{argosy} logs --rank {VICTIM}", "the output of the rank that was killed, both its lives"),
-        (f"{argosy} ps", "all runs, and the warm processes that make the next start quick"),
+        (f"{argosy} logs", "what the ranks wrote, before the kill and after it"),
+        (f"{argosy} ps --all", "all runs, this one too"),
     ]
     width = max(len(command) for command, _ in rows)
     return "\n".join(f"  {command:<{width}}   {what}" for command, what in rows)

@@ -120,6 +120,7 @@ def main() -> None:
     if loud:
         weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
         print(f"done  loss {loss.item():.4f}  weights {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)
+    del replica  # Before its group: torch 2.13 can hang when DDP is freed after it.
     dist.destroy_process_group()
 
 

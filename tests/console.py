@@ -108,17 +108,26 @@ class Console:
 
         return until(find, f"rank {rank}.{generation} of {name} in argosy ps")
 
+    @property
+    def segments(self) -> Path:
+        """Where the shared memory of this terminal's ranks is."""
+        digest = hashlib.blake2s(os.fsencode(self.runtime), digest_size=6).hexdigest()
+        return Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
+
     def leftovers(self) -> list[str]:
         """Processes that carry this terminal's runtime directory in their environment or arguments."""
-        mine, found = str(self.runtime), list[str]()
+        mine, found, segments = str(self.runtime), list[str](), str(self.segments)
         for process in psutil.process_iter():
             try:
                 if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 words = process.cmdline()
-                if process.environ().get("ARGOSY_RUNTIME_DIR") == mine or any(mine in word for word in words):
+                ours = process.environ().get("ARGOSY_RUNTIME_DIR") == mine or any(mine in word for word in words)
+                if words and words[0].startswith("argosy: rank "):  # A title takes the place of the environment.
+                    ours = segments in Path(f"/proc/{process.pid}/maps").read_text()
+                if ours:
                     found.append(f"{process.pid} {' '.join(words)}")
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue
         return found
 
@@ -181,8 +190,7 @@ def close(console: Console) -> None:
             os.kill(int(line.split()[0]), signal.SIGKILL)
         raise AssertionError("left behind:\n" + "\n".join(left) + f"\n{stopped.text}") from None
     assert stopped.code == 0, stopped.text
-    digest = hashlib.blake2s(os.fsencode(console.runtime), digest_size=6).hexdigest()
-    segments = Path(f"/dev/shm/argosy-{os.getuid()}-{digest}")
+    segments = console.segments
     assert not segments.exists(), f"left behind: {[str(path) for path in segments.rglob('*')] or segments}"
 
 

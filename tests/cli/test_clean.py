@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from argosy.core import ConfigError
-from argosy.process.cleaning import (
+from argosy.process.run.rundir import Owner, RunRecord, index_run, indexed_runs
+from argosy.process.upkeep.cleaning import (
     Found,
     Leftover,
     Removal,
@@ -25,8 +26,7 @@ from argosy.process.cleaning import (
     parse_size,
     plan_cleaning,
 )
-from argosy.process.remains import dead_cgroups
-from argosy.process.rundir import Owner, RunRecord, index_run, indexed_runs
+from argosy.process.upkeep.remains import dead_cgroups
 
 NOW = 1_000_000.0
 DAY = 86400.0

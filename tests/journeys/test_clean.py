@@ -1,6 +1,6 @@
 """`argosy clean --dry-run` says what would go; `argosy clean` removes just that, and never checkpoints."""
 
-import json
+import re
 from pathlib import Path
 
 from console import Console
@@ -20,11 +20,12 @@ def files_of(directory: Path) -> list[str]:
 def test_a_dry_run_names_what_would_go_and_touches_nothing(console: Console) -> None:
     first, second = finished_run(console, "first"), finished_run(console, "second")
     before = files_of(first), files_of(second)
-    said = console.argosy("clean", "--dry-run")
-    assert said.code == 0, said.text
-    assert "first" in said.text
-    assert "second" in said.text
-    assert (files_of(first), files_of(second)) == before
+    for words in (["--dry-run"], ["--all", "--dry-run"]):
+        said = console.argosy("clean", *words)
+        assert said.code == 0, said.text
+        for name in ("first", "second"):
+            assert re.search(rf"^{name} .*\d [kMG]?B", said.out.decode(), re.MULTILINE), said.text
+        assert (files_of(first), files_of(second)) == before
 
 
 def test_cleaning_spares_checkpoints_and_running_runs(console: Console) -> None:
@@ -36,11 +37,22 @@ def test_cleaning_spares_checkpoints_and_running_runs(console: Console) -> None:
     assert began.code == 0, began.text
     console.pid("alive", 0)
 
-    cleaned = console.argosy("clean")
+    cleaned = console.argosy("clean", "--all")
     assert cleaned.code == 0, cleaned.text
     assert not list(plain.glob("logs/*/*"))
     assert (kept / "checkpoints" / "gpt.pt").read_bytes() == b"weights"
     alive = console.ps("alive")
     assert alive["state"] == "running"
     assert list(Path(alive["dir"]).glob("logs/*/*"))
-    assert json.loads(console.argosy("ps", "--json").out)
+
+
+def test_checkpoints_go_only_after_a_yes(console: Console) -> None:
+    kept = finished_run(console, "kept")
+    (kept / "checkpoints").mkdir()
+    (kept / "checkpoints" / "gpt.pt").write_bytes(b"weights")
+    refused = console.argosy("clean", "kept", "--checkpoints")
+    assert refused.code != 0, "there is no terminal to ask at"
+    assert (kept / "checkpoints" / "gpt.pt").exists()
+    gone = console.argosy("clean", "kept", "--checkpoints", "-y")
+    assert gone.code == 0, gone.text
+    assert not kept.exists()

@@ -10,7 +10,7 @@ from console import Console, terminal
 from people import python_of_people
 
 SCRIPTS = Path(__file__).with_name("scripts")
-RUNS = 3
+RUNS, RUNS_OF_FRAMEWORKS = 3, 10
 TWO = ["--nproc-per-node", "2"]
 
 
@@ -32,7 +32,7 @@ def people(scripts: Console, tmp_path: Path) -> Console:
 def lines_of(out: bytes) -> set[str]:
     """What was said, whichever rank said it: the prefix differs, and equal lines of ranks are shown once."""
     lines = out.decode().splitlines()
-    return {re.sub(r"^\[[\d,-]+\] ?", "", line).rstrip() for line in lines}
+    return {re.sub(r"^\[[\d,-]+\]", "", line).strip() for line in lines}
 
 
 def results_of(out: bytes) -> list[str]:
@@ -68,7 +68,7 @@ def test_frameworks_reach_the_same_loss(people: Console, script: str) -> None:
     theirs = people.torchrun(*TWO, script)
     assert theirs.code == 0, theirs.text
     assert len(results_of(theirs.out)) == 1
-    for _ in range(RUNS):
+    for _ in range(RUNS_OF_FRAMEWORKS):
         ours = people.argosy("run", *TWO, script)
         assert ours.code == 0, ours.text
         assert results_of(ours.out) == results_of(theirs.out)
@@ -77,10 +77,14 @@ def test_frameworks_reach_the_same_loss(people: Console, script: str) -> None:
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_accelerates_own_test_passes(people: Console) -> None:
+    people.env["ACCELERATE_USE_CPU"] = "true"  # else its processes do not find together without a GPU
     module = ["-m", "accelerate.test_utils.scripts.test_script"]
     theirs = people.torchrun(*TWO, *module)
     assert theirs.code == 0, theirs.text
-    for _ in range(RUNS):
+    for _ in range(RUNS_OF_FRAMEWORKS):
         ours = people.argosy("run", *TWO, *module)
         assert ours.code == 0, ours.text
-        assert lines_of(ours.out) == lines_of(theirs.out)
+        assert "DistributedType.MULTI_CPU" in ours.out.decode()
+        # torchrun mixes what two ranks write into one line now and then: we look for ours in what it wrote.
+        assert {line for line in lines_of(ours.out) if line not in theirs.out.decode()} == set()
+        assert {line for line in lines_of(theirs.out) if line.startswith("**")} <= lines_of(ours.out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.evidence import (
+from argosy.process.evidence.proc_sample import (
     error_file_text,
     exception_line,
     last_lines,

@@ -5,11 +5,11 @@ import pytest
 
 from argosy.core import WaitStatus
 from argosy.observe import GroupProgress, Phase, Progress
-from argosy.process.evidence import ProcSample
-from argosy.process.frames import Frame, Stack, Thread
-from argosy.process.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
-from argosy.process.judge import Busy, Hang, judge
-from argosy.process.watch import Tracker, Watch
+from argosy.process.evidence.frames import Frame, Stack, Thread
+from argosy.process.evidence.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
+from argosy.process.evidence.judge import Busy, Hang, judge
+from argosy.process.evidence.proc_sample import ProcSample
+from argosy.process.evidence.watch import Tracker, Watch
 
 POLICY = HangPolicy()
 TORCH = "/venv/lib/python3.11/site-packages/torch"

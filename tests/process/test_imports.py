@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.imports import TORCH, fingerprint, scan
+from argosy.process.imports.scan import DYNAMO, TORCH, fingerprint, scan
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -221,3 +221,10 @@ def test_nothing_is_preloaded_if_libraries_would_read_an_unknown_value(tmp_path:
     assert scan_tree(tmp_path, site, {"train.py": text}) == []
     text = "import os, torch\nos.environ['OMP_NUM_THREADS'] = '1'"
     assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, "os"]
+
+
+def test_dynamo_is_preloaded_only_where_something_trains(tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text("import torch\nprint(torch.ones(1))\n")
+    (tmp_path / "trains.py").write_text("import torch\ntorch.optim.SGD([torch.ones(1)], lr=1)\n")
+    assert DYNAMO not in scan(tmp_path / "looks.py", False, sys.path)
+    assert DYNAMO in scan(tmp_path / "trains.py", False, sys.path)

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from argosy.core import RankId, WaitStatus
-from argosy.process.evidence import log_tail, read_proc
-from argosy.process.frames import Frame, Stack, Thread
-from argosy.process.incident import (
+from argosy.process.evidence.frames import Frame, Stack, Thread
+from argosy.process.evidence.incident import (
     Exit,
     Incident,
     crash_incident,
@@ -21,7 +20,8 @@ from argosy.process.incident import (
     read_incidents,
     write_incident,
 )
-from argosy.process.stacks import Target, take
+from argosy.process.evidence.proc_sample import log_tail, read_proc
+from argosy.process.evidence.stacks import Target, take
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 HEAD = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n'
@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_written_is_an_os_error(tmp_path: Path):
 
 STUCK = """
 import sys, time
-from argosy.process.stacks import arm
+from argosy.process.evidence.stacks import arm
 arm(sys.argv[1])
 def hold():
     print("ready", flush=True); time.sleep(600)

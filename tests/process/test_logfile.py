@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.logfile import bound
-from argosy.process.tail import Tail, last_lines
+from argosy.process.output.logfile import bound
+from argosy.process.output.tail import Tail, last_lines
 
 MB = 1 << 20
 
@@ -104,7 +104,7 @@ def test_no_space_for_the_tail_is_reported_and_the_log_still_shrinks(tmp_path: P
     write(path, 8 * MB)
     script = f"""
 import resource, signal
-from argosy.process.logfile import bound
+from argosy.process.output.logfile import bound
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({MB // 2}, {MB // 2}))
 print(bound({str(path)!r}, {4 * MB}, head={MB // 4}, punches=False).trouble)

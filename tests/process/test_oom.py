@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from argosy.core import WaitStatus
-from argosy.process.oom import OomCounter, OomSample, again, explain_oom, oom_counters
+from argosy.process.evidence.oom import OomCounter, OomSample, again, explain_oom, oom_counters
 
 KILLED = WaitStatus(signal=signal.SIGKILL)
 CGROUP = Path("/sys/fs/cgroup/memory")

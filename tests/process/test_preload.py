@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import argosy
-from argosy.process.imports import TORCH
-from argosy.process.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
+from argosy.process.imports.scan import DYNAMO, TORCH
+from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
 
 PROGRAM = """
 import dataclasses, json, os, sys
-from argosy.process.preload import preload
+from argosy.process.rank.preload import preload
 sys.path.insert(0, sys.argv.pop(1))
 heard, PLAIN = [], type(os.environ)
 done = preload(sys.argv.pop(1).split(","), heard.append)
@@ -126,8 +126,8 @@ def test_a_package_that_pulls_in_torch_brings_its_companions_and_torch_stays(tmp
         (tmp_path / "torch" / f"{part}.py").write_text("")
     (tmp_path / "trainer.py").write_text("import torch, os\nos.environ.get('RANK')")
     done = run(tmp_path, "json", "trainer")
-    assert done["loaded"] == ["json", *TORCH]
-    assert done["left"] == [*TORCH, "json"]
+    assert done["loaded"] == ["json", *TORCH, DYNAMO]
+    assert done["left"] == [*TORCH, "json", DYNAMO]
 
 
 def test_real_torch_and_numpy_can_be_preloaded(tmp_path: Path) -> None:

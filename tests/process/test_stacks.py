@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.evidence import catches, read_proc
-from argosy.process.frames import group_stacks, parse_faulthandler, place, stacks_text
-from argosy.process.stacks import STACK_SIGNAL, Taking, Target, take
+from argosy.process.evidence.frames import group_stacks, parse_faulthandler, place, stacks_text
+from argosy.process.evidence.proc_sample import catches, read_proc
+from argosy.process.evidence.stacks import STACK_SIGNAL, Taking, Target, take
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ARMED = "import sys; from argosy.process.stacks import arm; arm(sys.argv[1])\n"
+ARMED = "import sys; from argosy.process.evidence.stacks import arm; arm(sys.argv[1])\n"
 
 SLEEPS = """
 import time

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from argosy.process.lines import BULK, LINE_MAX, Source, is_error
-from argosy.process.stream import PENDING_MAX, Merger, Out, Stream
+from argosy.process.output.lines import BULK, LINE_MAX, Source, is_error
+from argosy.process.output.stream import PENDING_MAX, Merger, Out, Stream
 
 TRACEBACK = b"""Traceback (most recent call last):
   File "train.py", line 12, in <module>

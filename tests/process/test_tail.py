@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.logfile import punch_hole
-from argosy.process.tail import IDLE_MAX_S, IDLE_MIN_S, READ_MAX, ROUND_MAX, Tail, last_lines
+from argosy.process.output.logfile import punch_hole
+from argosy.process.output.tail import IDLE_MAX_S, IDLE_MIN_S, READ_MAX, ROUND_MAX, Tail, last_lines
 
 MB = 1 << 20
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import argosy
-from argosy.process.threads import blas_threads
+from argosy.process.rank.threads import blas_threads
 
 COUNT = """
 import os, sys
 import numpy
-from argosy.process.threads import blas_setters, blas_threads
+from argosy.process.rank.threads import blas_setters, blas_threads
 sys.stdout.flush()
 if sys.argv[1] == "fork":
     setters = blas_setters()

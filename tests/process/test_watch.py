@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from argosy.observe import Page
-from argosy.process.evidence import read_proc
-from argosy.process.hang import HangPolicy
-from argosy.process.judge import Busy, Hang, judge
-from argosy.process.stacks import Target, take
-from argosy.process.watch import Tracker, Watch
+from argosy.process.evidence.hang import HangPolicy
+from argosy.process.evidence.judge import Busy, Hang, judge
+from argosy.process.evidence.proc_sample import read_proc
+from argosy.process.evidence.stacks import Target, take
+from argosy.process.evidence.watch import Tracker, Watch
 
 pytest.importorskip("torch")
 
@@ -26,7 +26,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import torch, torch._dynamo, torch.distributed as dist
 from argosy.observe import Page, Phase, install_when_imported
-from argosy.process.stacks import arm
+from argosy.process.evidence.stacks import arm
 import data
 torch.set_num_threads(1)
 size, directory = 3, sys.argv[1]

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from argosy.core import RankId, WaitStatus
-from argosy.process.facts import (
+from argosy.process.evidence.frames import Frame
+from argosy.process.evidence.incident import Incident, StackGroup
+from argosy.process.evidence.why import RunView, explain, render, to_json
+from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
     HangSeen,
@@ -19,9 +22,6 @@ from argosy.process.facts import (
     Restarting,
     StopAsked,
 )
-from argosy.process.frames import Frame
-from argosy.process.incident import Incident, StackGroup
-from argosy.process.why import RunView, explain, render, to_json
 
 ARGV = ["argosy", "run", "-d", "-n", "4", "--name", "night", "train.py", "--note", "two words"]
 RUN = RunView(

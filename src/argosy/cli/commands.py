@@ -57,17 +57,19 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; every error that is the user's to mend is two lines, not a traceback."""
-    from argosy.core import ArgosyError
-
     try:
         cli(prog_name="argosy")
-    except ArgosyError as error:
-        print(f"argosy: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:
+        from argosy.core import ArgosyError  # Here: `--help` needs click alone.
+
+        if not isinstance(error, ArgosyError):
+            raise
+        print(f"argosy: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        sys.exit(2)

@@ -52,13 +52,15 @@ def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
 def shut_down(names: list[str], patience_s: float = 120.0) -> None:
     """Stop all runs and the daemons, and wait until they are gone."""
     from argosy.fabric import runtime_dir
-    from argosy.process import Shutdown, ask, connect_agent
+    from argosy.process import Shutdown, ask, connect_agent, reach_agent
 
     try:
         link = connect_agent()
     except ArgosyError:
-        print("nothing is running")
-        return
+        if not (runtime_dir() / "warden.lock").exists():
+            print("nothing is running")
+            return
+        link = reach_agent()  # All daemons were killed: new ones know what they left, and remove it.
     ask(link, Shutdown("argosy stop --all"))
     link.close()
     socket = runtime_dir() / "warden.sock"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.core import ConfigError, RankId
+from argosy.core import ConfigError, PeerLost, RankId
 from argosy.fabric.link import Link, connect
 
 
@@ -51,15 +51,21 @@ class Place(msgspec.Struct, kw_only=True):
         """
         if self.socket is None:
             raise ConfigError("a barrier needs ranks started by `argosy run`")
-        if self._link is None:
-            self._link = connect(self.socket, _decoder, "the agent")
         self._barriers += 1
         deadline = time.monotonic() + timeout_s
-        self._link.send(Arrive(self.run, self.rank, self._barriers))
         while True:
-            released, _ = self._link.wait(deadline - time.monotonic())
-            if released.count >= self._barriers:
-                return
+            try:
+                if self._link is None:
+                    self._link = connect(self.socket, _decoder, "the agent")
+                self._link.send(Arrive(self.run, self.rank, self._barriers))
+                released, _ = self._link.wait(deadline - time.monotonic())
+                if released.count >= self._barriers:
+                    return
+            except PeerLost:  # The agent was killed: the next one is told again.
+                self._link = None
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
 
 @cache

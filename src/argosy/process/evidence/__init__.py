@@ -1,0 +1,1 @@
+"""Evidence: stacks, hangs, out of memory, incidents, and the screen that explains them."""

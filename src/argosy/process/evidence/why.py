@@ -1,0 +1,296 @@
+"""Explain a run on one screen: what failed first, what was seen, what was restarted, how to go on. Pure.
+
+`explain` chooses what matters, `render` writes it down; neither reads files or clocks.
+"""
+
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from argosy.core import format_ranks
+from argosy.process.evidence.frames import place_in
+from argosy.process.evidence.incident import Incident, StackGroup
+from argosy.process.run.facts import (
+    AnyFact,
+    GaveUp,
+    HangSeen,
+    IncidentTaken,
+    LaunchEnded,
+    LaunchStarted,
+    LogTrouble,
+    RankExited,
+    RankPaused,
+    Restarting,
+    StopAsked,
+)
+
+LINES_MAX = 40
+EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 8, 5, 3, 7
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as its directory and its agent show it; `argv` is the command line that started it."""
+
+    name: str
+    directory: str
+    argv: list[str]
+    state: Literal["running", "ended"]
+    size: int
+    started_at: float
+    now: float
+    code: int | None = None
+    steps: tuple[int, int] | None = None
+    """The fewest and the most steps among the ranks."""
+    durable_step: int | None = None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, in a few words."""
+
+    at: float
+    what: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `argosy why` says."""
+
+    name: str
+    summary: str
+    verdict: Literal["healthy", "done", "stopped", "crash", "hang", "failed"]
+    at: float | None = None
+    host: str = ""
+    headline: str = ""
+    exception: list[str] = []
+    log: list[str] = []
+    stacks: list[StackGroup] = []
+    followers: list[int] = []
+    notes: list[str] = []
+    history: list[Event] = []
+    durable_step: int | None = None
+    commands: dict[str, str] = {}
+
+
+def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident]) -> Report:
+    """Say how the run fares, or what ended its latest launch."""
+    latest = max((fact.launch for fact in facts if isinstance(fact, LaunchStarted)), default=0)
+    of_launch = _facts_of(latest, facts)
+    incident = _decisive(run, of_launch, [i for i in incidents if i.launch == latest])
+    failure = _failure(of_launch) if incident is None else None
+    verdict = _verdict(run, of_launch, incident)
+    rank = incident.first.index if incident and incident.first else failure.rank.index if failure else None
+    return Report(
+        name=run.name,
+        summary=_summary(run, of_launch, verdict),
+        verdict=verdict,
+        at=incident.at if incident else failure.at if failure else None,
+        host=incident.host if incident else _host(of_launch),
+        headline=incident.headline if incident else _exit_text(failure) if failure else "",
+        exception=incident.exception.splitlines() if incident else [],
+        log=incident.log_tails.get(rank, []) if incident and rank is not None else [],
+        stacks=incident.stacks if incident else [],
+        followers=incident.followers if incident else [],
+        notes=incident.notes if incident else [],
+        history=_history(facts),
+        durable_step=run.durable_step,
+        commands=_commands(run, incident, rank, verdict),
+    )
+
+
+def render(report: Report, width: int = 100) -> str:
+    """Write the report as plain text of at most 40 lines."""
+    lines = [f"{report.name}: {report.summary}"]
+    if report.headline:
+        when = f"{_clock(report.at)} " if report.at is not None else ""
+        where = f" on {report.host}" if report.host else ""
+        lines += ["", f"{when}{report.headline}{where}"]
+        lines += [f"  {line}" for line in _ends(report.exception, EXCEPTION_LINES)]
+    if report.followers:
+        many = "s" if len(report.followers) > 1 else ""
+        lines.append(f"  then rank{many} {format_ranks(report.followers)} ended because of it")
+    lines += [f"  {note}" for note in report.notes[:3]]
+    if report.log:
+        lines += ["", "last log lines", *(f"  {line}" for line in report.log[-LOG_LINES:])]
+    if report.stacks:
+        lines += ["", "where the ranks were", *(f"  {_stack_line(s)}" for s in report.stacks[:STACK_GROUPS])]
+        if len(report.stacks) > STACK_GROUPS:
+            lines.append(f"  and {len(report.stacks) - STACK_GROUPS} more groups")
+    if report.history:
+        shown = _first_and_last(report.history, HISTORY_LINES)
+        lines += ["", "what happened", *(f"  {_clock(e.at)} {e.what}" for e in shown)]
+    way_on = [f"{label + ':':8} {command}" for label, command in report.commands.items()]
+    if report.durable_step is not None:
+        way_on.insert(0, f"last durable step: {report.durable_step}")
+    lines = [_cut(line, width) for line in lines[: LINES_MAX - len(way_on) - 1]]
+    return "\n".join([*lines, "", *way_on]) + "\n"  # commands are for copying: never cut
+
+
+def to_json(report: Report) -> bytes:
+    """The report for programs."""
+    return msgspec.json.encode(report)
+
+
+def _facts_of(launch: int, facts: Sequence[AnyFact]) -> list[AnyFact]:
+    for number, fact in enumerate(facts):
+        if isinstance(fact, LaunchStarted) and fact.launch == launch:
+            return list(facts[number:])
+    return list(facts)
+
+
+def _decisive(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident]) -> Incident | None:
+    """The incident that explains the present state: the one after the last restart, else the last."""
+    if run.state == "ended" and run.code == 0:
+        return None
+    restarted_at = max((fact.at for fact in facts if isinstance(fact, Restarting)), default=0.0)
+    since = sorted((i for i in incidents if i.at > restarted_at), key=lambda i: i.at)
+    if run.state == "running":  # what a restart has healed is history
+        return since[-1] if since else None
+    crashes = [incident for incident in since if incident.kind == "crash"]
+    return (crashes or since or sorted(incidents, key=lambda i: i.at)[-1:] or [None])[0]
+
+
+def _failure(facts: Sequence[AnyFact]) -> RankExited | None:
+    """The first failed exit after the last restart, for when no incident could be written."""
+    found: RankExited | None = None
+    for fact in facts:
+        match fact:
+            case Restarting():
+                found = None
+            case RankExited(asked=False) if not fact.status.ok and found is None:
+                found = fact
+            case _:
+                pass
+    return found
+
+
+def _verdict(
+    run: RunView, facts: Sequence[AnyFact], incident: Incident | None
+) -> Literal["healthy", "done", "stopped", "crash", "hang", "failed"]:
+    if run.state == "ended" and run.code == 0:
+        return "done"
+    if incident is not None and incident.kind != "stop":
+        return incident.kind
+    if any(isinstance(fact, StopAsked) for fact in facts):
+        return "stopped"
+    if run.state == "running" and _failure(facts) is None:
+        return "healthy"
+    return "failed"
+
+
+def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
+    restarts = sum(isinstance(fact, Restarting) for fact in facts)
+    again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
+    ended = next((fact for fact in reversed(facts) if isinstance(fact, LaunchEnded)), None)
+    begun = next((fact.at for fact in facts if isinstance(fact, LaunchStarted)), run.started_at)
+    lasted = _duration((ended.at if ended and run.state == "ended" else run.now) - begun)
+    ranks = f"{run.size} rank{'s' * (run.size > 1)}"
+    if run.state == "running":
+        low, high = run.steps or (0, 0)
+        at = "" if run.steps is None else f", step {high}" if low == high else f", steps {low}-{high}"
+        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
+        return f"{state}: {ranks}{at}, {lasted}{again}"
+    stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
+    how = f"stopped by {stop.by}" if stop and verdict == "stopped" else "ended"
+    code = "" if run.code is None else f" with code {run.code}"
+    return f"{how}{code} after {lasted}: {ranks}{again}"
+
+
+def _history(facts: Sequence[AnyFact]) -> list[Event]:
+    """What changed the run's course; of the exits only the first after each restart."""
+    events: list[Event] = []
+    fell: int | None = None
+    for fact in facts:
+        match fact:
+            case LaunchStarted(launch=launch, size=size):
+                fell = None
+                events.append(Event(fact.at, f"launch {launch} began with {size} rank{'s' * (size > 1)}"))
+            case RankExited(asked=False) if not fact.status.ok and fell is None:
+                fell = len(events)
+                events.append(Event(fact.at, _exit_text(fact)))
+            case IncidentTaken(headline=headline) if fell is not None:  # knows better than the order of exits
+                events[fell] = Event(events[fell].at, headline)
+            case IncidentTaken(headline=headline):
+                events.append(Event(fact.at, headline))
+            case Restarting(ranks=ranks, generation=generation):
+                fell = None
+                which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
+                events.append(Event(fact.at, f"{which} restarted as generation {generation}"))
+            case RankPaused(resumed=resumed):
+                word = "went on" if resumed else "was stopped by a signal"
+                events.append(Event(fact.at, f"rank {fact.rank.index} {word}"))
+            case HangSeen(summary=summary):
+                events.append(Event(fact.at, f"hang: {summary}"))
+            case GaveUp(reason=reason):
+                events.append(Event(fact.at, f"gave up: {reason}"))
+            case StopAsked(by=by):
+                events.append(Event(fact.at, f"asked to stop by {by}"))
+            case LogTrouble(what=what):
+                events.append(Event(fact.at, f"log of rank {fact.rank.index}: {what}"))
+            case LaunchEnded(code=code):
+                events.append(Event(fact.at, f"ended with code {code}"))
+            case _:
+                pass
+    return events
+
+
+def _exit_text(fact: RankExited) -> str:
+    memory = f": out of memory: {fact.oom}" if fact.oom else ""
+    return f"rank {fact.rank.index} failed: {fact.status}{memory}"
+
+
+def _host(facts: Sequence[AnyFact]) -> str:
+    return next((fact.host for fact in facts if isinstance(fact, LaunchStarted)), "")
+
+
+def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict: str) -> dict[str, str]:
+    name = shlex.quote(run.name)
+    commands: dict[str, str] = {}
+    if run.state == "ended" and verdict != "done":
+        commands["resume"] = shlex.join(run.argv)
+    commands["logs"] = f"argosy logs {name}" + (f" --rank {rank}" if rank is not None else "")
+    if incident is not None and incident.stacks:
+        commands["stacks"] = f"less {shlex.quote(f'{run.directory}/incidents/{incident.id}/stacks.txt')}"
+    elif run.state == "running":
+        commands["stacks"] = f"argosy stacks {name}"
+    if run.state == "running" and verdict == "hang":
+        commands["stop"] = f"argosy stop {name}"
+    return commands
+
+
+def _stack_line(group: StackGroup) -> str:
+    who = f"rank{'s' * (len(group.ranks) > 1)} {format_ranks(group.ranks)}"
+    where = place_in(group.frames)
+    if group.frames and not group.frames[0].is_users and where:
+        where += f" ({group.frames[0].function})"
+    return f"{who}: " + "; ".join(filter(None, [where, group.note])) if where or group.note else who
+
+
+def _ends(lines: Sequence[str], most: int) -> list[str]:
+    """The last lines, with a mark where the beginning is missing."""
+    return list(lines) if len(lines) <= most else ["...", *lines[-(most - 1) :]]
+
+
+def _first_and_last(events: Sequence[Event], most: int) -> list[Event]:
+    """The beginning matters (what failed first) and the end does; the middle is counted."""
+    if len(events) <= most:
+        return list(events)
+    head, tail = events[:3], events[-(most - 4) :]
+    return [*head, Event(head[-1].at, f"... {len(events) - most + 1} more ..."), *tail]
+
+
+def _clock(at: float | None) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _duration(seconds: float) -> str:
+    minutes, left = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {left} s" if minutes else f"{left} s"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,0 +1,1 @@
+"""The daemons of a host: warden, agent, and what they say to each other."""

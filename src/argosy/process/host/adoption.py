@@ -1,0 +1,156 @@
+"""Taking over what an earlier agent left, and learning how a process ended whose parent is not ours any more.
+
+Zygotes and the warden report exits. A pidfd of every child stands behind that: if a child is dead and nobody reports
+it within a second, its parent was killed too, and the kernel is asked instead.
+"""
+
+import os
+import selectors
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from argosy._select import native
+from argosy.core import WaitStatus
+from argosy.process.host.agentlog import Remembered, recall
+from argosy.process.host.exits import read_exits
+from argosy.process.host.messages import Born, Child, ChildExited
+from argosy.process.host.proc import open_process, zombie_status
+from argosy.process.host.running import Running
+from argosy.process.host.storeport import StorePort
+from argosy.process.rank.environment import seal_environment
+from argosy.process.run import root
+
+if TYPE_CHECKING:
+    from argosy.process.host.agent import Agent
+
+REPORT_S = 1.0
+"""How long a parent has to report an exit before the kernel is asked."""
+
+
+class Adoption:
+    """What is not settled yet: dead children without a report, runs whose zygote has not come back."""
+
+    def __init__(self, agent: "Agent") -> None:
+        self._agent = agent
+        self._pidfds: dict[Child, int] = {}
+        self._dead: dict[Child, float] = {}
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._dead)
+
+    def begin(self) -> None:
+        """Recall the runs of an earlier agent and take their processes over."""
+        exits = self._exits()
+        for run, remembered in recall(self._agent.runtime).items():
+            running = self._take_over(run, remembered)
+            for child in list(running.children.values()):
+                if child.born in exits:
+                    running.exited(ChildExited(child, exits[child.born]))
+                elif running.state.rank(child.rank.index) == child.rank:
+                    self.watch(child)
+            if run in self._agent.runs and running.state.turns:
+                running.feed(root.EvidenceTaken())  # The evidence that was being taken is lost with its taker.
+        self.learn(self._agent.inherited)
+        for running in [run for run in self._agent.runs.values() if run.launch.kind == "program"]:
+            if running.state.began:
+                running.start_waiting()
+            else:
+                running.feed(root.Begin())
+        for name in list(self._agent.shelf):  # Of runs that were never accepted, or are over.
+            os.close(self._agent.shelf.pop(name))
+            self._agent.drop(name)
+
+    def learn(self, children: Sequence[Child]) -> None:
+        """Take in processes that an earlier agent asked for and did not live to write down."""
+        for child in children:
+            run = self._agent.runs.get(child.run)
+            if run is not None and child.what == "rank" and child.rank not in run.children:
+                run.forked(child)
+        for record in read_exits(self._agent.runtime):  # They may even have ended meanwhile.
+            run = self._agent.runs.get(record.child.run)
+            if run is not None and record.child.what == "rank" and run.awaits(record.child.rank):
+                run.forked(record.child)
+                self._agent.reported(ChildExited(record.child, record.status))
+
+    def _take_over(self, run: str, remembered: Remembered) -> Running:
+        agent = self._agent
+        launched = remembered.launched
+        fds = [agent.shelf.pop(name) for name in (f"env:{run}", f"stdin:{run}") if name in agent.shelf]
+        lost = not fds
+        running = Running(agent, run, launched.number, launched.launch, fds or [seal_environment({}, {})])
+        running.environment_lost = lost
+        running.record.started_at = launched.started_at
+        running.state = remembered.state
+        for child in remembered.children.values():
+            if child.what == "store":
+                running.store_child = child
+            else:
+                running.children[child.rank] = child
+                running.inquest.started(child.rank)
+        if remembered.port:
+            listener = agent.shelf.pop(f"store:{run}", None)
+            running.store = StorePort.known(remembered.port, listener, running.state.slots[0].generation)
+            running.watch_store()
+        agent.runs[run] = running
+        agent.linger_s = launched.launch.linger_s
+        if not launched.launch.detached:
+            running.lease_until = time.monotonic() + 10.0
+        return running
+
+    def environments(self, runs: Sequence[str], fds: list[int]) -> None:
+        """Take back the environments that agent and warden lost; the caller closes `fds`."""
+        for run, fd in zip(runs, list(fds), strict=False):
+            running = self._agent.runs.get(run)
+            if running is not None and running.environment_lost:
+                os.dup2(fd, running.sealed, inheritable=False)
+                running.environment_lost = False
+                self._agent.hold(f"env:{run}", running.sealed)
+
+    def whose(self, born: Born) -> Child | None:
+        """The child that is watched under this pid and start time."""
+        return next((child for child in (*self._pidfds, *self._dead) if child.born == born), None)
+
+    def watch(self, child: Child) -> None:
+        """See to it that the end of this process is noticed, whoever its parent is."""
+        fd = open_process(child.born)
+        if fd is None:
+            self._dead[child] = time.monotonic()
+            return
+        self._pidfds[child] = fd
+        self._agent.selector.register(fd, selectors.EVENT_READ, lambda: self._ended(child))
+
+    def settled(self, child: Child) -> None:
+        """Its exit was reported."""
+        self._dead.pop(child, None)
+        if (fd := self._pidfds.pop(child, None)) is not None:
+            if fd in self._agent.selector.get_map():
+                self._agent.selector.unregister(fd)
+            os.close(fd)
+
+    def tick(self) -> None:
+        """Ask the kernel about those whose exit nobody reported."""
+        if not self._dead:
+            return
+        late = [child for child, at in self._dead.items() if time.monotonic() - at > REPORT_S]
+        if late:
+            exits = self._exits()
+            for child in late:
+                self._agent.reported(ChildExited(child, exits.get(child.born) or self._ask_kernel(child)))
+                self.settled(child)
+
+    def _exits(self) -> dict[Born, WaitStatus]:
+        return {record.child.born: record.status for record in read_exits(self._agent.runtime)}
+
+    def _ended(self, child: Child) -> None:
+        if (fd := self._pidfds.get(child)) is not None:  # Else its exit was reported in this very turn.
+            self._agent.selector.unregister(fd)
+            self._dead.setdefault(child, time.monotonic())
+
+    def _ask_kernel(self, child: Child) -> WaitStatus:
+        if (status := zombie_status(child.born.pid)) is not None:
+            return status
+        pidfd = self._pidfds.get(child)
+        raw = None if pidfd is None else native.pidfd_exit_status(pidfd)
+        return WaitStatus() if raw is None else WaitStatus.from_wait(raw)

@@ -1,0 +1,26 @@
+"""How the daemons are executed: by their function, in an interpreter like this one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def daemon_argv(module: str, *args: str) -> list[str]:
+    """The command line of a daemon whose `main` is in `argosy.process.host.<module>`."""
+    return [sys.executable, "-c", f"from argosy.process.host.{module} import main; main()", *args]
+
+
+def start_warden(runtime: Path, agent_pid: int = 0) -> None:
+    """Start a warden that outlives the caller; it leaves at once if there is one already.
+
+    An agent that starts one names itself, and is waited for: a second agent would take its runs.
+    """
+    with open(runtime / "warden.out", "ab") as out:
+        subprocess.Popen(
+            daemon_argv("warden", str(runtime), str(agent_pid)),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            start_new_session=True,
+        )

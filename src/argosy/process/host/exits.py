@@ -1,0 +1,51 @@
+"""The record of exits of a host: appended by whoever reaps, before anybody is told."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from argosy.core import WaitStatus
+from argosy.observe import Journal, read_journal
+from argosy.process.host.messages import Child
+
+
+class ExitRecord(msgspec.Struct, frozen=True):
+    """How a child ended, and when."""
+
+    child: Child
+    status: WaitStatus
+    at: float
+
+
+def _path(runtime: Path) -> Path:
+    return runtime / "exits"
+
+
+class Exits:
+    """The appending end; several processes append to one file, a record at a time."""
+
+    def __init__(self, runtime: Path) -> None:
+        self._journal = Journal(_path(runtime))
+
+    def append(self, record: ExitRecord) -> None:
+        """Write one record; a full disk loses it, since nothing better can be done here."""
+        try:
+            self._journal.append(msgspec.msgpack.encode(record))
+        except OSError:
+            return
+
+
+def read_exits(runtime: Path) -> list[ExitRecord]:
+    """All records that are whole."""
+    path = _path(runtime)
+    if not path.exists():
+        return []
+    return [msgspec.msgpack.decode(payload, type=ExitRecord) for payload in read_journal(path)]
+
+
+def forget_exits(runtime: Path) -> None:
+    """Start a new record; only while no child is alive. Its writers keep the file open: it is emptied, not removed."""
+    with contextlib.suppress(OSError):
+        os.truncate(_path(runtime), 0)

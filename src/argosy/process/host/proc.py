@@ -1,0 +1,80 @@
+"""Reading and signalling processes by (pid, start time), so that a reused pid is never taken for the old process."""
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+from argosy.core import WaitStatus
+from argosy.process.host.messages import Born
+
+
+def start_ticks(pid: int) -> int | None:
+    """The process's start time in clock ticks since boot, or None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+def born(pid: int) -> Born:
+    """Identify a process that exists, such as a child that was not reaped."""
+    return Born(pid, start_ticks(pid) or 0)
+
+
+def open_process(process: Born) -> int | None:
+    """A pidfd of the process, or None if it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    if start_ticks(process.pid) != process.start:
+        os.close(fd)
+        return None
+    return fd
+
+
+def is_dead(pidfd: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def send_signal(process: Born, signum: int) -> bool:
+    """Send a signal to the process; False if it is gone."""
+    fd = open_process(process)
+    if fd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signum)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def end_process(process: Born, patience_s: float = 1.0) -> None:
+    """Kill a process that holds no state, and wait until it let go of what it had open."""
+    fd = open_process(process)
+    if fd is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    poller.poll(patience_s * 1000)
+    os.close(fd)
+
+
+def zombie_status(pid: int) -> WaitStatus | None:
+    """The wait status of a process that ended and was not reaped, as /proc tells it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        if fields[0] == b"Z":
+            return WaitStatus.from_wait(int(fields[49]))
+    return None

@@ -1,0 +1,1 @@
+"""Which packages a script will import, read from its source."""

@@ -1,0 +1,1 @@
+"""What ranks write: bounded files, tails, one readable stream."""

@@ -1,0 +1,106 @@
+"""One cgroup leaf per rank, where they are writable: ending it ends every descendant, however it tried to hide.
+
+Without cgroups the rank's process group is killed, and what carries its mark in the environment.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+MARK = "ARGOSY_MARK"
+TITLE = "argosy: rank "
+"""How the title of a forked rank begins, and of what it forks."""
+
+
+def find_parent(runtime: Path) -> Path | None:
+    """A cgroup below our own in which leaves can be made, or None."""
+    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+    try:
+        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return None
+    for mount in mounts:
+        here = mount / own.lstrip("/")
+        if not (here / "cgroup.procs").exists() or not (mount / "cgroup.controllers").exists():
+            continue
+        parent = here / f"argosy-{os.getuid()}-{hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()}"
+        try:
+            parent.mkdir(exist_ok=True)
+        except OSError:
+            return None
+        if (parent / "cgroup.kill").exists():
+            return parent
+        parent.rmdir()
+    return None
+
+
+def remove_parent(runtime: Path) -> None:
+    """Remove the cgroup of a runtime that ends, with the leaves that are empty."""
+    parent = find_parent(runtime)
+    if parent is None:
+        return
+    for leaf in [*(path for path in parent.iterdir() if path.is_dir()), parent]:
+        with contextlib.suppress(OSError):
+            leaf.rmdir()
+
+
+def make_leaf(parent: Path | None, name: str) -> str:
+    """Make the leaf `name`; the empty string where there are no cgroups."""
+    if parent is None:
+        return ""
+    leaf = parent / name.replace("/", "-")
+    try:
+        leaf.mkdir(exist_ok=True)
+    except OSError:
+        return ""
+    return str(leaf)
+
+
+def join(leaf: str) -> None:
+    """Move this process into the leaf."""
+    if leaf:
+        with contextlib.suppress(OSError):
+            Path(leaf, "cgroup.procs").write_text("0")
+
+
+def kill_leaf(leaf: str) -> None:
+    """Kill everything in the leaf."""
+    if leaf:
+        with contextlib.suppress(OSError):
+            Path(leaf, "cgroup.kill").write_text("1")
+
+
+def remove_leaf(leaf: str) -> bool:
+    """Remove an empty leaf; False while processes are still leaving it."""
+    try:
+        os.rmdir(leaf)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def kill_marked(mark: str, group: int | None, page: str) -> None:
+    """Kill the process group if it is known, and every process of this user that carries the mark.
+
+    That is in its environment if it was executed; if it was only forked it still maps the rank's progress page.
+    """
+    if group is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+    needle = f"{MARK}={mark}\0".encode()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in Path(entry.path, "environ").read_bytes() or _maps(Path(entry.path), page):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _maps(process: Path, file: str) -> bool:
+    # The title is asked first: the maps of a process with torch have a thousand lines.
+    if not file or not Path(process, "cmdline").read_bytes().startswith(TITLE.encode()):
+        return False
+    return os.fsencode(file) + b"\n" in Path(process, "maps").read_bytes()

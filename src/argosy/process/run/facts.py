@@ -1,0 +1,116 @@
+"""What happened to a run, in the past tense: the records of its `events` journal.
+
+Times are seconds since the epoch. One writer: the root. Readers skip tags that they do not know.
+"""
+
+import msgspec
+
+from argosy.core import RankId, WaitStatus
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One thing that happened at a time."""
+
+    at: float
+
+
+class LaunchStarted(Fact, frozen=True, kw_only=True):
+    """One `argosy run` of the run began."""
+
+    launch: int
+    argv: list[str]
+    size: int
+    host: str
+
+
+class RankStarted(Fact, frozen=True, kw_only=True):
+    """A rank's process exists."""
+
+    rank: RankId
+    pid: int
+
+
+class RankExited(Fact, frozen=True, kw_only=True):
+    """A rank's process ended. `asked` if Argosy had told it to stop; `oom` says how that is known."""
+
+    rank: RankId
+    pid: int
+    status: WaitStatus
+    asked: bool = False
+    oom: str = ""
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+
+
+class RankPaused(Fact, frozen=True, kw_only=True):
+    """A rank was stopped by a signal (SIGSTOP and its kin) or went on (`resumed`)."""
+
+    rank: RankId
+    signal: int
+    resumed: bool = False
+
+
+class Restarting(Fact, frozen=True, kw_only=True):
+    """Ranks are being replaced; `ranks` are indices, `generation` the new one."""
+
+    ranks: list[int]
+    generation: int
+    cause: str
+    delay_s: float = 0.0
+
+
+class GaveUp(Fact, frozen=True, kw_only=True):
+    """The restart policy allows no more; the run ends with the first failure."""
+
+    reason: str
+
+
+class HangSeen(Fact, frozen=True, kw_only=True):
+    """Progress stopped; `summary` is one line, `incident` the directory with the evidence."""
+
+    summary: str
+    incident: str = ""
+
+
+class IncidentTaken(Fact, frozen=True, kw_only=True):
+    """Evidence was written to `incidents/<incident>/`."""
+
+    incident: str
+    headline: str
+
+
+class StopAsked(Fact, frozen=True, kw_only=True):
+    """Somebody told the run to end: `by` is `ctrl-c`, `argosy stop`, `client gone`, ..."""
+
+    by: str
+    signal: int
+
+
+class LogTrouble(Fact, frozen=True, kw_only=True):
+    """Output was lost or cut: a full disk, a punched hole."""
+
+    rank: RankId
+    what: str
+
+
+class LaunchEnded(Fact, frozen=True, kw_only=True):
+    """The launch is over; `code` is what `argosy run` exits with."""
+
+    launch: int
+    code: int
+    reason: str
+
+
+AnyFact = (
+    LaunchStarted
+    | RankStarted
+    | RankExited
+    | RankPaused
+    | Restarting
+    | GaveUp
+    | HangSeen
+    | IncidentTaken
+    | StopAsked
+    | LogTrouble
+    | LaunchEnded
+)

@@ -1,0 +1,108 @@
+"""What one `argosy run` asks for, and the environment that each of its ranks gets."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from argosy.process.run.restart import Restart
+
+UNKEYED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "WINDOWID", "COLUMNS", "LINES"})
+UNKEYED_PREFIXES = ("TERM", "SSH_", "TMUX", "ARGOSY_")
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a run, as the client describes it to the agent. Secrets are not in here."""
+
+    name: str
+    directory: str
+    argv: list[str]
+    kind: Literal["script", "module", "program"]
+    target: str
+    args: list[str]
+    python: list[str]
+    """Interpreter and flags of the ranks."""
+    dims: dict[str, int]
+    cwd: str
+    umask: int
+    preload: list[str] = []
+    key: str = ""
+    """Names the zygote that serves this launch."""
+    fingerprint: str = ""
+    """Of the installed packages."""
+    restart: Restart
+    grace_s: float = 30.0
+    hang_after_s: float = 30.0
+    hang_timeout_s: float | None = None
+    threads: int = 0
+    """Intra-op threads per rank; 0 leaves the choice to the rank's own libraries."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    logs: str = ""
+    """Another directory for the ranks' output than the run's own."""
+    log_bytes_max: int = 256 << 20
+    detached: bool = False
+    linger_s: float = 600.0
+    store: bool = True
+    """Serve torch's store for the ranks; False where this interpreter has no torch."""
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for extent in self.dims.values():
+            size *= extent
+        return size
+
+
+def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:
+    """Name the zygote that can fork these ranks: equal inputs, equal process image."""
+    digest = hashlib.blake2s(digest_size=8)
+    for part in (*launch.python, "", launch.fingerprint, "", *launch.preload, ""):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    for name in sorted(env):
+        if name not in UNKEYED and not name.startswith(UNKEYED_PREFIXES):
+            digest.update(f"{name}={env[name]}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets for a worker, with its names and meanings."""
+    size, rank = str(launch.size), str(index)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "ROLE_RANK": rank,
+        "GROUP_RANK": "0",
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": launch.master_addr,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch.restart.max_restarts or 0),
+        "TORCHELASTIC_RUN_ID": launch.name,
+        "TORCHELASTIC_USE_AGENT_STORE": str(launch.store),
+        "ARGOSY_RUN_DIR": launch.directory,
+        "ARGOSY_MESH": "main",
+        "ARGOSY_GENERATION": str(generation),
+    }
+
+
+def rank_defaults(launch: Launch) -> dict[str, str]:
+    """Variables for a rank that what the user set wins over."""
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if launch.threads:
+        defaults["OMP_NUM_THREADS"] = str(launch.threads)
+    elif launch.size > 1:
+        defaults["OMP_NUM_THREADS"] = "1"
+    return defaults
+
+
+def command(launch: Launch) -> list[str]:
+    """What an executed rank executes."""
+    if launch.kind == "program":
+        return [launch.target, *launch.args]
+    return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *launch.args]

@@ -1,0 +1,238 @@
+"""A run's directory: `run.json`, the journal of facts, logs, incidents; and the index that finds runs by name.
+
+One writer, the root. The directory may be on NFS: no mmap, no lock, no socket in it.
+"""
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from argosy.core import ConfigError
+from argosy.fabric import state_dir
+from argosy.observe import Journal, read_journal
+from argosy.process.run.facts import AnyFact
+from argosy.process.run.launch import Launch
+
+_fact_decoder = msgspec.msgpack.Decoder(AnyFact)
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """What `run.json` holds."""
+
+    format: int = 1
+    name: str
+    argv: list[str]
+    cwd: str
+    size: int
+    host: str
+    launch: int
+    state: Literal["running", "ended"]
+    code: int | None = None
+    reason: str = ""
+    logs: str = ""
+    """Where the output of this launch is, if not in the directory."""
+    started_at: float
+    ended_at: float | None = None
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who works on the directory: the run of one runtime directory of one host."""
+
+    host: str
+    runtime: str
+    run: str
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file at once; readers see the old or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def run_id(directory: Path, launch: int) -> str:
+    """A short name for one launch, unique on this host."""
+    return f"{hashlib.blake2s(os.fsencode(directory), digest_size=4).hexdigest()}-{launch}"
+
+
+class RunDir:
+    """The writing end of a run's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self.trouble = ""
+        """Why the journal or run.json could not be written, if so; the run goes on."""
+        self._journal: Journal | None = None
+
+    def claim(self, owner: Owner, is_live: "Sequence[str]") -> None:
+        """Become the directory's owner.
+
+        Raises:
+            ConfigError: another launch works on it; `is_live` names this host's living runs.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            try:
+                fd = os.open(self.path / "owner.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                self._refuse_if_live(owner, is_live)
+                (self.path / "owner.json").unlink(missing_ok=True)
+                continue
+            os.write(fd, msgspec.json.encode(owner))
+            os.close(fd)
+            return
+        raise ConfigError(f"another launch took the directory just now: {self.path}")
+
+    def _refuse_if_live(self, owner: Owner, is_live: Sequence[str]) -> None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            other = msgspec.json.decode((self.path / "owner.json").read_bytes(), type=Owner)
+            elsewhere = other.host != owner.host
+            if elsewhere or other.run in is_live or (other.runtime != owner.runtime and Path(other.runtime).exists()):
+                raise ConfigError(
+                    f"another launch works on this directory: {self.path}",
+                    hint=f"it runs on {other.host}; stop it with `argosy stop {self.path.name}`, or use another --dir",
+                )
+
+    def release(self) -> None:
+        """Let the next launch have the directory."""
+        with contextlib.suppress(OSError):
+            (self.path / "owner.json").unlink(missing_ok=True)
+
+    def write_record(self, record: RunRecord) -> None:
+        """Replace run.json."""
+        try:
+            write_atomically(self.path / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2))
+        except OSError as error:
+            self.trouble = f"{error.strerror}: {self.path / 'run.json'}"
+
+    def record(self, fact: AnyFact) -> None:
+        """Append one fact to the journal."""
+        try:
+            if self._journal is None:
+                self._journal = Journal(self.path / "events")
+            self._journal.append(msgspec.msgpack.encode(fact))
+        except OSError as error:
+            self.trouble = f"{error.strerror}: {self.path / 'events'}"
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+def read_record(directory: Path) -> RunRecord:
+    """Read run.json.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    try:
+        return msgspec.json.decode((directory / "run.json").read_bytes(), type=RunRecord)
+    except OSError:
+        raise ConfigError(f"not a run's directory: {directory}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"run.json cannot be read: {directory}: {error}") from None
+
+
+def read_facts(directory: Path) -> list[AnyFact]:
+    """All facts of a run, oldest first; records of unknown kinds are passed over."""
+    path = directory / "events"
+    if not path.exists():
+        return []
+    facts: list[AnyFact] = []
+    for payload in read_journal(path):
+        with contextlib.suppress(msgspec.MsgspecError):
+            facts.append(_fact_decoder.decode(payload))
+    return facts
+
+
+def logs_directory(directory: Path, launch: int) -> Path:
+    """Where the ranks of a launch write."""
+    record = read_record(directory)
+    return Path(record.logs) if record.logs and record.launch == launch else directory / "logs" / str(launch)
+
+
+def next_launch(directory: Path) -> int:
+    """The number of the launch that comes now, from 1."""
+    with contextlib.suppress(ConfigError):
+        return read_record(directory).launch + 1
+    return 1
+
+
+def default_name(launch_target: str, now: float | None = None) -> str:
+    """`train-20261115-213045`."""
+    stem = Path(launch_target).stem or "run"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+
+
+def index_run(directory: Path, name: str) -> None:
+    """Remember where a run is; failing to is not fatal, the directory itself can still be named."""
+    folder = state_dir() / "runs"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.blake2s(os.fsencode(directory), digest_size=4).hexdigest()
+        write_atomically(folder / f"{name}@{digest}", os.fsencode(directory))
+
+
+def forget_run(directory: Path) -> None:
+    """Remove a run from the index."""
+    digest = hashlib.blake2s(os.fsencode(directory), digest_size=4).hexdigest()
+    for entry in (state_dir() / "runs").glob(f"*@{digest}"):
+        entry.unlink(missing_ok=True)
+
+
+def indexed_runs() -> list[tuple[str, Path]]:
+    """Names and directories of all runs that still exist, newest last."""
+    found: list[tuple[float, str, Path]] = []
+    with contextlib.suppress(OSError):
+        for entry in (state_dir() / "runs").iterdir():
+            directory = Path(os.fsdecode(entry.read_bytes()))
+            if (directory / "run.json").exists():
+                found.append((entry.stat().st_mtime, entry.name.rpartition("@")[0], directory))
+    return [(name, directory) for _, name, directory in sorted(found)]
+
+
+def find_run(text: str) -> Path:
+    """Resolve a directory, a name, a unique prefix of one, or `last`.
+
+    Raises:
+        ConfigError: there is no such run, or several.
+    """
+    if text != "last" and (Path(text) / "run.json").exists():
+        return Path(text).resolve()
+    runs = indexed_runs()
+    if text == "last":
+        if not runs:
+            raise ConfigError("there is no run yet", hint="start one: argosy run train.py")
+        return runs[-1][1]
+    exact = [directory for name, directory in runs if name == text]
+    if exact:
+        return exact[-1]
+    matches = [(name, directory) for name, directory in runs if name.startswith(text)]
+    if not matches:
+        raise ConfigError(f"no such run: {text}", hint="`argosy ps --all` lists them")
+    if len(matches) > 1:
+        raise ConfigError(f"{len(matches)} runs begin with {text!r}: {', '.join(name for name, _ in matches)}")
+    return matches[0][1]
+
+
+def new_record(launch: Launch, number: int, now: float) -> RunRecord:
+    """The record of a launch that begins."""
+    return RunRecord(
+        name=launch.name,
+        argv=launch.argv,
+        cwd=launch.cwd,
+        size=launch.size,
+        host=socket.gethostname(),
+        launch=number,
+        logs=launch.logs,
+        state="running",
+        started_at=now,
+    )

@@ -1,0 +1,1 @@
+"""The user's side: reaching the agent, a run in the foreground."""

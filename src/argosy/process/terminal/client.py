@@ -1,0 +1,73 @@
+"""How a command reaches the agent of this host, starting warden and agent if there are none."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.fabric import Link, connect, runtime_dir
+from argosy.process.host.daemons import start_warden
+from argosy.process.host.messages import ListRuns, Message, Refused, Runs, ToClient, to_client
+
+START_S = 20.0
+ANSWER_S = 30.0
+
+
+def connect_agent(runtime: Path | None = None) -> Link[ToClient]:
+    """Connect to the agent.
+
+    Raises:
+        PeerLost: there is none.
+    """
+    return connect((runtime or runtime_dir()) / "agent.sock", to_client, "the agent")
+
+
+def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
+    """Connect to the agent; start warden and agent if none answers for `start_after_s`.
+
+    Raises:
+        DeadlinePassed: they did not come up.
+    """
+    runtime = runtime_dir()
+    deadline = time.monotonic() + START_S
+    start_at = time.monotonic() + start_after_s
+    while True:
+        try:
+            return connect_agent(runtime)
+        except PeerLost:
+            if time.monotonic() > deadline:
+                raise DeadlinePassed("the agent", START_S, hint=f"its words are in {runtime}/*.out") from None
+        if time.monotonic() >= start_at:
+            start_at = time.monotonic() + 5.0
+            runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
+            start_warden(runtime)
+        time.sleep(0.005)
+
+
+def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout_s: float = ANSWER_S) -> ToClient:
+    """Send one question and return its answer.
+
+    Raises:
+        ConfigError: the agent refused.
+    """
+    link.send(message, fds)
+    answer, _ = link.wait(timeout_s)
+    if isinstance(answer, Refused):
+        raise ConfigError(answer.reason, hint=answer.hint)
+    return answer
+
+
+def list_runs() -> Runs:
+    """What is alive on this host; empty if there is no agent."""
+    try:
+        link = connect_agent()
+    except ArgosyError:
+        return Runs([], [])
+    try:
+        answer = ask(link, ListRuns())
+    except PeerLost:
+        return Runs([], [])
+    finally:
+        link.close()
+    assert isinstance(answer, Runs)
+    return answer

@@ -1,0 +1,188 @@
+"""A run in the foreground: its output in the terminal, its signals to the ranks, its exit code.
+
+The client tails the ranks' files itself. If it is killed, its link ends and with it the run; if the agent is killed,
+the client waits for the next one.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.fabric import Link
+from argosy.process.host.messages import (
+    Happened,
+    Notice,
+    Refused,
+    SignalRun,
+    StopRun,
+    ToClient,
+    WatchRun,
+    Welcome,
+)
+from argosy.process.output.stream import Merger, Stream
+from argosy.process.output.tail import Tail
+from argosy.process.run import facts
+from argosy.process.run.rundir import read_record
+from argosy.process.terminal.client import reach_agent
+from argosy.process.terminal.tell import line
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+RECONNECT_S = 20.0
+PATIENCE_S = 8.0
+"""Silence after which a cold start says what it does."""
+
+
+class Foreground:
+    """One run being watched until it ends."""
+
+    def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]]) -> None:
+        self._link, self._welcome, self._shown = link, welcome, shown
+        self._merger = Merger(welcome.size, prefix=welcome.size > 1)
+        self._tail = Tail()
+        self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._signals: list[int] = []
+        self._code: int | None = None
+        self._reason = ""
+        self._began_at = time.monotonic()
+        self._quiet = True
+        self._chatty = welcome.size > 1 or sys.stderr.isatty()
+
+    def run(self) -> int:
+        """Show the run until it ends; returns its exit code."""
+        restore = self._take_signals()
+        try:
+            while self._code is None:
+                self._turn()
+            self._drain(final=True)
+            self._farewell(self._code)
+            return self._code
+        finally:
+            restore()
+
+    def _turn(self) -> None:
+        poller = select.poll()
+        poller.register(self._link, select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
+        try:
+            ready = poller.poll(self._tail.idle_s() * 1000)
+            self._forward()
+            if ready:
+                self._link.flush()
+                for message, _ in self._link.receive():
+                    self._hear(message)
+        except PeerLost:
+            self._reconnect()
+        self._drain()
+        if self._quiet and time.monotonic() - self._began_at > (2.0 if self._chatty else PATIENCE_S):
+            self._quiet = False
+            self._say("importing the script's packages once for all ranks (the next start is warm)")
+
+    def _hear(self, message: ToClient) -> None:
+        match message:
+            case Happened(fact=fact):
+                self._happened(fact)
+            case Notice(text) if self._chatty:
+                self._say(text)
+            case Refused(reason, hint):
+                raise ConfigError(reason, hint=hint)
+            case _:
+                pass
+
+    def _happened(self, fact: facts.AnyFact) -> None:
+        match fact:
+            case facts.RankStarted(rank=rank):
+                self._quiet = False
+                for stream in self._shown[rank.index]:
+                    ending = "out" if stream == "stdout" else "err"
+                    path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
+                    self._tail.add(rank.index, stream, path)
+            case facts.RankExited(rank=rank):
+                self._drain(final=True)
+                self._merger.close(rank.index, time.monotonic())
+            case facts.LaunchEnded(code=code, reason=reason):
+                self._code, self._reason = code, reason
+            case _:
+                pass
+        if self._chatty and (text := line(fact, self._welcome.size)) is not None:
+            self._drain(final=True)
+            self._say(text)
+
+    def _drain(self, final: bool = False) -> None:
+        """Show what the ranks wrote; `final` until the files are read to their ends."""
+        while True:
+            chunks = self._tail.poll()
+            now = time.monotonic()
+            for rank, stream, data in chunks:
+                self._merger.feed(rank, stream, data, now)
+            self._write(now)
+            if not final or not chunks:
+                return
+
+    def _write(self, now: float) -> None:
+        for out in self._merger.due(now):
+            target = sys.stdout if out.stream == "stdout" else sys.stderr
+            try:
+                target.buffer.write(self._merger.render(out, self._colour))
+                target.flush()
+            except BrokenPipeError:
+                # Nobody reads any more: end as a program in a pipe does.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+                self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
+
+    def _say(self, text: str) -> None:
+        sys.stdout.flush()
+        print(f"argosy: {text}", file=sys.stderr, flush=True)
+
+    def _farewell(self, code: int) -> None:
+        for index in range(self._welcome.size):
+            self._merger.close(index, time.monotonic())
+        self._write(time.monotonic() + 60)
+        if code and self._chatty:
+            name = Path(self._welcome.directory).name
+            self._say(f"{name} ended with exit code {code}: {self._reason}; `argosy why {name}` tells more")
+
+    def _take_signals(self) -> Callable[[], None]:
+        def note(number: int, _: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (*STOP_SIGNALS, *FORWARDED)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    def _forward(self) -> None:
+        signals, self._signals = self._signals, []
+        for number in signals:
+            if number in FORWARDED:
+                self._link.send(SignalRun(self._welcome.run, number))
+            else:
+                by = {signal.SIGINT: "ctrl-c"}.get(signal.Signals(number), signal.Signals(number).name)
+                self._link.send(StopRun(self._welcome.run, by, number))
+
+    def _reconnect(self) -> None:
+        """The agent is gone: find the next one, or the run's last word."""
+        self._link.close()
+        deadline = time.monotonic() + RECONNECT_S
+        while time.monotonic() < deadline:
+            try:
+                self._link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
+                self._link.send(WatchRun(self._welcome.run, lease=True))
+                answer, _ = self._link.wait(5.0)
+                if isinstance(answer, Welcome):
+                    return
+                break
+            except ArgosyError:
+                time.sleep(0.02)
+        record = read_record(Path(self._welcome.directory))
+        ended = record.state == "ended" and record.launch == self._welcome.launch
+        self._code = record.code if ended and record.code is not None else 1
+        self._reason = record.reason or "the agent is gone"

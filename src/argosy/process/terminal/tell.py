@@ -1,0 +1,29 @@
+"""What a user reads about a run while it goes on: one line per fact that matters."""
+
+from argosy.core import format_ranks, signal_name
+from argosy.process.run import facts
+
+
+def line(fact: facts.AnyFact, size: int) -> str | None:
+    """The line for a fact, or None if it is nobody's news."""
+    match fact:
+        case facts.RankPaused(rank=rank, signal=number, resumed=False):
+            return f"rank {rank.index} is stopped ({signal_name(number)})"
+        case facts.RankPaused(rank=rank, resumed=True):
+            return f"rank {rank.index} goes on"
+        case facts.Restarting(ranks=ranks, generation=generation, cause=cause, delay_s=delay_s):
+            later = f" in {delay_s:g} s" if delay_s else ""
+            plural = "s" if len(ranks) > 1 else ""
+            return f"{cause}; restarting rank{plural} {format_ranks(ranks)}{later} as generation {generation}"
+        case facts.GaveUp(reason=reason):
+            return f"no more restarts: {reason}"
+        case facts.HangSeen(summary=summary):
+            return f"hang: {summary}"
+        case facts.IncidentTaken(headline=headline) if size > 1 or "out of memory" in headline:
+            return headline
+        case facts.StopAsked(by=by) if size > 1:
+            return f"stopping: {by}"
+        case facts.LogTrouble(what=what):
+            return what
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""The machine and the leftovers: `argosy doctor` and `argosy clean`."""
