@@ -1,6 +1,6 @@
 """Torch's argument forms, read: options, splits, reductions. What torch may rename is here."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false (torch)
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import sys
 from collections.abc import Callable, Sequence

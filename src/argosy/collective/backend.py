@@ -1,6 +1,6 @@
 """How torch gets our groups, and how a newcomer's begin."""
 
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false (torch)
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
 
 import hashlib
 import json

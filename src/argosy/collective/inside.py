@@ -1,6 +1,6 @@
 """What one generation of a group works with, made anew whenever the group is re-formed."""
 
-# pyright: reportPrivateImportUsage=false (torch)
+# pyright: reportPrivateImportUsage=false
 
 import threading
 from collections.abc import Callable, Sequence

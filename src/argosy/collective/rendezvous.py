@@ -16,7 +16,6 @@ from argosy._select import native_is_compiled
 from argosy.collective import segment as segments
 from argosy.collective.segment import Segment
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
-from argosy.fabric import here
 
 _POLL_S = 0.002
 
@@ -42,7 +41,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
     def key(self, rank: int) -> str:
         # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if here().launcher == "torchrun" else "0"
+        foreign = "ARGOSY_RUN" not in os.environ
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if foreign else "0"
         return f"argosy/{attempt}.{self.generation}/{rank}"
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
@@ -64,12 +65,16 @@ def build(wrapper):
     return DDP(model, bucket_cap_mb=0.001)
 
 
+Ship = namedtuple("Ship", "wrapper size port directory fates")
+
+
 class Sailor:
     """One rank."""
 
-    def __init__(self, wrapper, rank, size, life, store, directory, fates):
-        self.wrapper, self.rank, self.life, self.store, self.fates = wrapper, rank, life, store, fates
-        self.kept = Path(directory, f"kept{rank}")
+    def __init__(self, ship, rank, life, store):
+        wrapper, size, self.fates = ship.wrapper, ship.size, ship.fates
+        self.wrapper, self.rank, self.life, self.store = wrapper, rank, life, store
+        self.kept = Path(ship.directory, f"kept{rank}")
         with joining():
             dist.init_process_group("argosy", store=store, rank=rank, world_size=size)
         self.group = dist.group.WORLD
@@ -197,10 +202,11 @@ class Sailor:
         return seen.hexdigest()
 
 
-def rank_main(wrapper, rank, size, life, port, directory, fates):
+def rank_main(ship, rank, life):
     faulthandler.enable()
-    client = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-    sailor = Sailor(wrapper, rank, size, life, client, directory, fates)
+    size, directory = ship.size, ship.directory
+    client = dist.TCPStore("127.0.0.1", ship.port, None, False, wait_for_workers=False)
+    sailor = Sailor(ship, rank, life, client)
     identity = os.getpid(), id(dist.group.WORLD)
     told = [None] * size
     sailor.heal(newcomer=life > 0)
@@ -241,6 +247,7 @@ def supervise(wrapper, size, seed):
     fates, pids, lives = Fates(seed, size), {}, [0] * size
     deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "60"))
     with tempfile.TemporaryDirectory() as directory:
+        ship = Ship(wrapper, size, port, directory, fates)
 
         def start(rank):
             pid = os.fork()
@@ -249,7 +256,7 @@ def supervise(wrapper, size, seed):
                 return
             code = 1
             try:
-                rank_main(wrapper, rank, size, lives[rank], port, directory, fates)
+                rank_main(ship, rank, lives[rank])
                 code = 0
             except BaseException:
                 import traceback
