@@ -21,6 +21,7 @@ enum Kind {
     ReduceScatter,
     AllToAll,
     AllGather,
+    Broadcast,
 }
 
 pub type Part = (usize, usize);
@@ -45,7 +46,9 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         deadline: Option<Instant>,
         interrupted: I,
     ) -> Option<Self> {
-        let kind = *[Kind::AllReduce, Kind::ReduceScatter, Kind::AllToAll, Kind::AllGather].get(head[0] as usize)?;
+        const KINDS: [Kind; 5] =
+            [Kind::AllReduce, Kind::ReduceScatter, Kind::AllToAll, Kind::AllGather, Kind::Broadcast];
+        let kind = *KINDS.get(*head.first()? as usize)?;
         let count = if kind == Kind::AllReduce { 1 } else { segment.size };
         if head.len() != HEAD_BYTES || sends.len() != count || receives.len() != count {
             return None;
@@ -69,6 +72,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         self.describe(head, first);
         match self.kind {
             Kind::AllReduce => self.all_reduce(first),
+            Kind::Broadcast => self.broadcast(first),
             _ => self.move_parts(first),
         }
     }
@@ -130,7 +134,8 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
             copy(data, self.segment.buffer(rank, first), bytes);
             self.arrive(first)?;
             self.agree(first)?;
-            let sources: Vec<*const u8> = (0..size).map(|r| self.segment.buffer(r, first) as *const u8).collect();
+            let sources: Vec<*const u8> =
+                (0..size).map(|r| self.segment.buffer(r, first) as *const u8).collect();
             reduce(self.element, self.operation, &sources, out, bytes);
             return Ok(());
         }
@@ -163,7 +168,11 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
                 let (at, length) = piece(step - 2);
                 for other in (0..size).filter(|&other| other != rank) {
                     let (from, theirs) = self.share(other, length);
-                    copy(self.segment.buffer(other, stage.wrapping_sub(2)).add(from), out.add(at + from), theirs);
+                    copy(
+                        self.segment.buffer(other, stage.wrapping_sub(2)).add(from),
+                        out.add(at + from),
+                        theirs,
+                    );
                 }
             }
             if step <= count {
@@ -197,10 +206,44 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
                     let (to, bytes) = slice(self.receives[other], step - 1, room);
                     let from = match other == rank {
                         true => slice(self.sends[rank], step - 1, room).0 as *const u8,
-                        false => self.segment.buffer(other, stage.wrapping_sub(1)).add(if shared { 0 } else { rank * room }),
+                        false => self.segment.buffer(other, stage.wrapping_sub(1)).add(if shared {
+                            0
+                        } else {
+                            rank * room
+                        }),
                     };
                     copy(from, to as *mut u8, bytes);
                 }
+            }
+            if step < count {
+                self.arrive(stage)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The root fills the buffers of all ranks, which are idle: fewer arrivals for as many bytes.
+    unsafe fn broadcast(&mut self, first: u32) -> Result<(), Broken> {
+        let (chunk, size) = (self.segment.chunk, self.segment.size);
+        let longest_of = |parts: &[Part]| parts.iter().copied().max_by_key(|part| part.1).unwrap_or((0, 0));
+        let (given, taken) = (longest_of(self.sends), longest_of(self.receives));
+        let fill = |segment: &Segment, stage: u32, step: usize| {
+            for index in 0..size {
+                let (from, bytes) = slice(given, step * size + index, chunk);
+                copy(from as *const u8, segment.buffer(index, stage), bytes);
+            }
+        };
+        fill(&self.segment, first, 0);
+        self.arrive(first)?;
+        let count = self.agree(first)?.div_ceil(chunk * size);
+        for step in 1..=count {
+            let stage = first.wrapping_add(step as u32);
+            if step < count {
+                fill(&self.segment, stage, step);
+            }
+            for index in 0..size {
+                let (to, bytes) = slice(taken, (step - 1) * size + index, chunk);
+                copy(self.segment.buffer(index, stage.wrapping_sub(1)), to as *mut u8, bytes);
             }
             if step < count {
                 self.arrive(stage)?;
@@ -214,7 +257,9 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         let buffer = self.segment.buffer(rank, stage);
         if self.kind == Kind::AllGather {
             // What goes to one goes to all; nothing is copied for a group of one, or by who only receives.
-            if let Some(&part) = (0..size).filter(|&other| other != rank).map(|other| &self.sends[other]).max_by_key(|p| p.1) {
+            if let Some(&part) =
+                (0..size).filter(|&other| other != rank).map(|other| &self.sends[other]).max_by_key(|p| p.1)
+            {
                 let (from, bytes) = slice(part, step, room);
                 copy(from as *const u8, buffer, bytes);
             }
@@ -231,7 +276,8 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         let (out, bytes) = slice(self.receives[rank], step, room);
         let own = slice(self.sends[rank], step, room).0 as *const u8;
         let source = |other: usize| self.segment.buffer(other, stage).add(rank * room) as *const u8;
-        let sources: Vec<*const u8> = (0..size).map(|other| if other == rank { own } else { source(other) }).collect();
+        let sources: Vec<*const u8> =
+            (0..size).map(|other| if other == rank { own } else { source(other) }).collect();
         reduce(self.element, self.operation, &sources, out as *mut u8, bytes);
     }
 }

@@ -42,7 +42,8 @@ fn run_collective(
     receives: Vec<(usize, usize)>,
     timeout_s: f64,
 ) -> PyResult<i32> {
-    let deadline = Duration::try_from_secs_f64(timeout_s).ok().and_then(|time| Instant::now().checked_add(time));
+    let deadline =
+        Duration::try_from_secs_f64(timeout_s).ok().and_then(|time| Instant::now().checked_add(time));
     let mut failure: Option<PyErr> = None;
     let outcome = py.detach(|| {
         let interrupted = || {

@@ -172,8 +172,12 @@ macro_rules! floats {
             Operation::Sum => run::<$kind>($sources, $out, $count, |a, b| a + b, |x| x),
             Operation::Average => run::<$kind>($sources, $out, $count, |a, b| a + b, |x| x / divisor),
             Operation::Product => run::<$kind>($sources, $out, $count, |a, b| a * b, |x| x),
-            Operation::Minimum => run::<$kind>($sources, $out, $count, |a, b| if a < b || a.is_nan() { a } else { b }, |x| x),
-            Operation::Maximum => run::<$kind>($sources, $out, $count, |a, b| if a > b || a.is_nan() { a } else { b }, |x| x),
+            Operation::Minimum => {
+                run::<$kind>($sources, $out, $count, |a, b| if a < b || a.is_nan() { a } else { b }, |x| x)
+            }
+            Operation::Maximum => {
+                run::<$kind>($sources, $out, $count, |a, b| if a > b || a.is_nan() { a } else { b }, |x| x)
+            }
             _ => return false,
         }
         true
@@ -205,7 +209,13 @@ pub fn width(code: u8) -> Option<usize> {
 ///
 /// # Safety
 /// All pointers are good for `bytes` bytes; `out` may be one of the sources, else it overlaps none.
-pub unsafe fn reduce(code: u8, operation: Operation, sources: &[*const u8], out: *mut u8, bytes: usize) -> bool {
+pub unsafe fn reduce(
+    code: u8,
+    operation: Operation,
+    sources: &[*const u8],
+    out: *mut u8,
+    bytes: usize,
+) -> bool {
     let Some(width) = width(code) else { return false };
     let count = bytes / width;
     match code {

@@ -13,7 +13,8 @@ ABORT_AT, BELL_AT, FIRST_AT = 64, 128, 4096
 LAST_HEAD_AT, HEADS_AT, HEAD_BYTES, CHECKED_BYTES = 192, 256, 128, 32
 ABORTED, MISMATCH, DEADLINE = 1, 2, 3
 
-_ALL_REDUCE, _REDUCE_SCATTER, _, _ALL_GATHER = range(4)
+_ALL_REDUCE, _REDUCE_SCATTER, _, _ALL_GATHER, _BROADCAST = range(5)
+_SHARED = (_ALL_GATHER, _BROADCAST)  # what goes to one goes to all
 _WIDTHS = (4, 8, 2, 2, 1, 1, 4, 8)
 _LINE = 64
 _POLL_S = 0.0002
@@ -129,7 +130,7 @@ class Exchange:
 
     def _move_parts(self, first: int) -> None:
         segment = self.segment
-        shared = self.kind == _ALL_GATHER
+        shared = self.kind in _SHARED
         room = segment.chunk if shared else segment.chunk // segment.size // _LINE * _LINE
         self._fill(first, 0, room)
         segment.arrive(first, self.deadline)
@@ -148,7 +149,7 @@ class Exchange:
     def _fill(self, stage: int, step: int, room: int) -> None:
         segment = self.segment
         buffer, others = segment.buffer(segment.rank, stage), [r for r in range(segment.size) if r != segment.rank]
-        if self.kind == _ALL_GATHER:
+        if self.kind in _SHARED:
             if others:
                 part = max((self.sends[other] for other in others), key=lambda part: part[1])
                 ctypes.memmove(buffer, *_slice(part, step, room))
@@ -160,7 +161,7 @@ class Exchange:
         segment = self.segment
         if other == segment.rank:
             return _slice(self.sends[other], step, room)[0]
-        return segment.buffer(other, stage) + (0 if self.kind == _ALL_GATHER else segment.rank * room)
+        return segment.buffer(other, stage) + (0 if self.kind in _SHARED else segment.rank * room)
 
     def _take(self, stage: int, step: int, room: int) -> None:
         for other in range(self.segment.size):
@@ -228,7 +229,7 @@ def run_collective(
     view = Segment(segment, rank)
     count = 1 if head[0] == _ALL_REDUCE else view.size
     reduces = head[0] in (_ALL_REDUCE, _REDUCE_SCATTER)
-    known = head[0] <= _ALL_GATHER and head[2] < 8 and (not reduces or head[1] < len(_WIDTHS))
+    known = head[0] <= _BROADCAST and head[2] < 8 and (not reduces or head[1] < len(_WIDTHS))
     if not known or len(head) != HEAD_BYTES or len(sends) != count or len(receives) != count:
         raise ValueError("no such collective operation")
     try:

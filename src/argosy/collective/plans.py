@@ -203,7 +203,7 @@ def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], gloo:
             part = memory.read(tensor) if rank == root else memory.write(tensor)
             sends = [part if rank == root and index != root else NOTHING for index in range(size)]
             receives = [part if rank != root and index == root else NOTHING for index in range(size)]
-            wish = Wish(Kind.ALL_GATHER, "broadcast", dtype_code(tensor.dtype), root=root)
+            wish = Wish(Kind.BROADCAST, "broadcast", dtype_code(tensor.dtype), root=root)
             steps.append(Step(wish, sends, receives, memory))
         return steps
 

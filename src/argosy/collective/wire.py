@@ -47,12 +47,13 @@ UNKNOWN_DTYPE = 255
 
 
 class Kind(IntEnum):
-    """The four ways in which bytes move; every operation is one of them."""
+    """The ways in which bytes move; every operation is one of them."""
 
     ALL_REDUCE = 0
     REDUCE_SCATTER = 1
     ALL_TO_ALL = 2
     ALL_GATHER = 3
+    BROADCAST = 4
 
 
 class CollectiveMismatch(ArgosyError):
