@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("launch", "failures", "researcher")
+BENCHES = ("launch", "failures", "researcher", "collectives")
 
 
 def main() -> int:

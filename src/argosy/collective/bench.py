@@ -1,6 +1,6 @@
 """Measure the collectives of this host: every operation and size, through `torch.distributed`, against Gloo.
 
-    python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
+python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
 """
 
 import argparse
