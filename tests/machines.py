@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from argosy.core import RankId, WaitStatus
 from argosy.process.run import effects as do
-from argosy.process.run import facts, root
+from argosy.process.run import root
+from argosy.process.run.facts import AnyFact, Restarting
 from argosy.process.run.restart import Restart
 
 
@@ -35,7 +36,7 @@ class Machine:
     state: root.RunState = field(init=False)
     log: list[tuple[root.Event, float]] = field(default_factory=list[tuple[root.Event, float]])
     alive: dict[RankId, Process] = field(default_factory=dict[RankId, Process])
-    facts: list[facts.AnyFact] = field(default_factory=list[facts.AnyFact])
+    told: list[AnyFact] = field(default_factory=list[AnyFact])
     finished: do.Finish | None = None
     first_failure: WaitStatus | None = None
     evidence_wanted: int = 0
@@ -95,8 +96,8 @@ class Machine:
                 if self.random.random() < 0.8:  # Else it never comes.
                     self.at(self.random.uniform(0, 3), root.EvidenceTaken())
             case do.Record(fact):
-                self.facts.append(fact)
-                self.restarts += isinstance(fact, facts.Restarting)
+                self.told.append(fact)
+                self.restarts += isinstance(fact, Restarting)
             case do.WakeAt(at):
                 self.at(at - self.now, root.Tick())
             case do.Finish():
@@ -120,9 +121,8 @@ class Machine:
         if fate < 0.45:
             self.exit(process, self.random.uniform(1, 90), WaitStatus(code=0))
         elif fate < 0.75:
-            self.exit(
-                process, self.random.uniform(1, 30), self.random.choice([WaitStatus(code=3), WaitStatus(signal=9)])
-            )
+            status = self.random.choice([WaitStatus(code=3), WaitStatus(signal=9)])
+            self.exit(process, self.random.uniform(1, 30), status)
         else:
             self.exit(process, 500.0, WaitStatus(code=0))
 

@@ -90,6 +90,8 @@ def test_with_an_environment_of_its_own_twice(clone: Console) -> None:
     first = demo(clone)
     check_the_story(first)
     assert re.search(r"download.*GB", first.text), "the size is said before"
+    nowhere = "http://127.0.0.1:9"  # the port of `discard`: whoever wants to download fails
+    clone.env |= {"http_proxy": nowhere, "https_proxy": nowhere, "PIP_NO_INDEX": "1"}
     again = demo(clone)
     check_the_story(again)
     assert "download" not in again.text, "the second time nothing is fetched"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from console import Console, said, until
 
+from argosy.core import parse_ranks
+
 SCRIPT = Path(__file__).with_name("scripts") / "night.py"
 
 
@@ -32,7 +34,9 @@ def test_the_next_morning(console: Console) -> None:
     assert screen.count("Traceback") <= 1, screen
     assert "ValueError: corrupt shard: part-00017" in screen, screen
     assert "night.py" in screen
-    assert re.search(r"rank 2\b.*killed by SIGKILL", screen), screen
+    assert len(re.findall(r"rank 2\b.*killed by SIGKILL", screen)) == 1, screen
+    followers = re.search(r"then ranks? ([\d,-]+) ended", screen)
+    assert followers is None or 1 not in parse_ranks(followers[1], 4), screen
     assert re.search(r"rank 1\b.*(ValueError|exit code 1)", screen), screen
     assert re.search(r"ranks 0-3 restarted", screen), screen
     assert re.search(r"rank 1 step 7", screen), screen
@@ -43,6 +47,8 @@ def test_the_next_morning(console: Console) -> None:
     assert facts["name"] == "night"
     logs = console.argosy("logs", "night", "--rank", "2").out.decode()
     assert logs.count("rank 2 step 1 ") == 2, "both lives of rank 2 are kept"
+    for log in directory.glob("logs/*/*.err"):
+        assert "argosy/" not in log.read_text(), "a traceback shows the user's frames and torch's"
 
 
 def next_log(directory: Path, name: str) -> Path:

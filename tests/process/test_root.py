@@ -28,7 +28,7 @@ def test_every_run_ends_with_its_budget_kept_and_can_be_replayed(seed: int):
         assert machine.restarts <= machine.restart.max_restarts
     if machine.restart.policy == "never":
         assert machine.restarts == 0
-    failures = [fact for fact in machine.facts if isinstance(fact, facts.RankExited) and not fact.status.ok]
+    failures = [fact for fact in machine.told if isinstance(fact, facts.RankExited) and not fact.status.ok]
     if end.code == 0:
         assert not [fact for fact in failures if not fact.asked and machine.restart.policy == "never"]
     replayed = root.new_run(1, {"rank": machine.size}, machine.restart, machine.grace_s, machine.size)

@@ -64,6 +64,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # A full disk, no descriptors, no permission: the system's words, not our frames.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"argosy: {error.strerror or error}{where}", file=sys.stderr)
+        sys.exit(1)
     except Exception as error:
         from argosy.core import ArgosyError  # Here: `--help` needs click alone.
 

@@ -134,12 +134,29 @@ def make_launch(
         master_port=options.master_port,
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         detached=options.detach,
-        linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
+        log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
+        linger_s=number_from(environment, "ARGOSY_LINGER_S", 600.0),
         store=kind != "program" and find_spec("torch") is not None,
     )
     if kind == "program":
         return launch
     return msgspec.structs.replace(launch, key=zygote_key(launch, {**rank_defaults(launch), **environment}))
+
+
+def number_from(environment: Mapping[str, str], name: str, default: float) -> float:
+    """A variable that holds a number.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    text = environment.get(name, "")
+    try:
+        number = float(text or default)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e18:
+        raise ConfigError(f"{name} must be a number, not negative: {text!r}")
+    return number
 
 
 def check_target(kind: str, target: str) -> None:
@@ -174,9 +191,12 @@ def parse_dims(options: Options) -> dict[str, int]:
         if options.ranks:
             raise ConfigError("give either -n or --mesh, not both")
         try:
-            dims = {name.strip(): int(extent) for name, extent in (part.split("=") for part in options.mesh.split(","))}
+            pairs = [(name.strip(), int(extent)) for name, extent in (p.split("=") for p in options.mesh.split(","))]
         except ValueError:
             raise ConfigError(f"--mesh must look like dp=2,tp=2: {options.mesh!r}") from None
+        dims = dict(pairs)
+        if len(dims) < len(pairs) or "" in dims:
+            raise ConfigError(f"the dimensions of --mesh need names, each its own: {options.mesh!r}")
     else:
         text = options.ranks or "1"
         if text in ("cpu", "auto"):

@@ -49,7 +49,7 @@ def shown_streams(redirects: str, size: int) -> list[tuple[Stream, ...]]:
         else:
             for part in redirects.split(","):
                 rank, mask = part.split(":")
-                hidden[int(rank)] = int(mask)
+                hidden[int(rank) if rank.isdecimal() else size] = int(mask)
     except (ValueError, IndexError):
         raise ConfigError(f"--redirects must look like 3 or 0:1,1:3: {redirects!r}") from None
     if any(mask not in range(4) for mask in hidden):

@@ -34,6 +34,8 @@ _RECEIVE_BYTES = 1 << 18
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
+_spare: int | None = None
+"""A descriptor that is given up when there is no other, to turn a peer away."""
 
 
 class BadFrame(ArgosyError):
@@ -208,6 +210,9 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
 
 def listen(path: Path) -> socket.socket:
     """Listen at `path`, replacing a socket that nobody answers any more; only the owner may connect."""
+    global _spare
+    if _spare is None:
+        _spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -218,15 +223,34 @@ def listen(path: Path) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Take one waiting connection; None if there is none or its user is another one (L1)."""
+    """Take one waiting connection; None if there is none or its user is another one (L1).
+
+    Raises:
+        OSError: no descriptor is left; the peer was turned away, so that it does not wait.
+    """
     try:
         sock, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
         return None
+    except OSError:
+        _turn_away(listener)
+        raise
     if peer_credentials(sock)[1] != os.getuid():
         sock.close()
         return None
     return sock
+
+
+def _turn_away(listener: socket.socket) -> None:
+    """Accept and close, with the descriptor that is kept for this."""
+    global _spare
+    if _spare is not None:
+        os.close(_spare)
+    with contextlib.suppress(OSError):
+        listener.accept()[0].close()
+    _spare = None
+    with contextlib.suppress(OSError):
+        _spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def connect(

@@ -55,6 +55,7 @@ class Inquest:
     def started(self, rank: RankId) -> None:
         """A new process is to be watched."""
         self._tracker.started(rank.index, time.monotonic())
+        self._exits = [exit for exit in self._exits if exit.rank.index != rank.index]  # Of an earlier generation.
         self._hang = None
 
     def exited(self, rank: RankId, status: WaitStatus, oom: str) -> None:

@@ -201,20 +201,21 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
     """What changed the run's course; of the exits only the first after each restart."""
     events: list[Event] = []
     fell: int | None = None
+    restarted = False  # The evidence of a failure may come after the restart that answers it.
     for fact in facts:
         match fact:
             case LaunchStarted(launch=launch, size=size):
-                fell = None
+                fell, restarted = None, False
                 events.append(Event(fact.at, f"launch {launch} began with {size} rank{'s' * (size > 1)}"))
-            case RankExited(asked=False) if not fact.status.ok and fell is None:
-                fell = len(events)
+            case RankExited(asked=False) if not fact.status.ok and (fell is None or restarted):
+                fell, restarted = len(events), False
                 events.append(Event(fact.at, _exit_text(fact)))
             case IncidentTaken(headline=headline) if fell is not None:  # knows better than the order of exits
                 events[fell] = Event(events[fell].at, headline)
             case IncidentTaken(headline=headline):
                 events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
-                fell = None
+                restarted = True
                 which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
                 events.append(Event(fact.at, f"{which} restarted as generation {generation}"))
             case RankPaused(resumed=resumed):

@@ -6,6 +6,7 @@ it within a second, its parent was killed too, and the kernel is asked instead.
 
 import os
 import selectors
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -114,7 +115,11 @@ class Adoption:
 
     def watch(self, child: Child) -> None:
         """See to it that the end of this process is noticed, whoever its parent is."""
-        fd = open_process(child.born)
+        try:
+            fd = open_process(child.born)
+        except OSError as error:  # Then only its parent sees its end.
+            print(f"agent: {child.rank} is not watched: {error.strerror}", file=sys.stderr, flush=True)
+            return
         if fd is None:
             self._dead[child] = time.monotonic()
             return

@@ -12,6 +12,7 @@ import heapq
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -151,11 +152,19 @@ class Agent:
 
     # --- links
 
-    def accept(self, listener: object) -> None:
+    def accept(self, listener: socket.socket) -> None:
         """Take waiting connections."""
-        while (sock := accept(listener)) is not None:  # pyright: ignore[reportArgumentType]
+        while (sock := self.next_peer(listener)) is not None:
             link = Link(sock, to_agent, f"pid {peer_credentials(sock)[0]}")
             self.watch(link, lambda link=link: self.serve(link))
+
+    def next_peer(self, listener: socket.socket) -> socket.socket | None:
+        """Accept, or turn a peer away if there is no descriptor for it."""
+        try:
+            return accept(listener)
+        except OSError as error:
+            print(f"agent: turned a peer away: {error.strerror}", file=sys.stderr, flush=True)
+            return None
 
     def watch(self, link: "Link[ToAgent] | Link[FromWarden]", on_ready: Callable[[], None]) -> None:
         self.selector.register(link, selectors.EVENT_READ, on_ready)
@@ -172,7 +181,7 @@ class Agent:
                         os.close(fd)
         except PeerLost:
             self.drop_link(link)
-        except ArgosyError as error:
+        except (ArgosyError, OSError) as error:
             print(f"agent: dropped {link.peer}: {error}", file=sys.stderr, flush=True)
             self.drop_link(link)
 
@@ -204,7 +213,7 @@ class Agent:
                 self.pool.preloaded(message)
             case Arrive(run, rank, count):
                 if run in self.runs:
-                    self.runs[run].arrive(rank.index, count, link)
+                    self.runs[run].barrier.arrive(rank.index, count, link)
             case ListRuns():
                 link.send(answer_list(self.runs.values(), self.pool, self.warden_pid))
             case Shutdown(by):
@@ -254,17 +263,18 @@ class Agent:
             claimed.claim(Owner(os.uname().nodename, str(self.runtime), run), list(self.runs))
             running = Running(self, run, number, launch, fds)
             running.open()
+            self.hold(f"env:{run}", running.sealed)  # Before the run is remembered: no agent could do without it.
+            if running.stdin is not None:
+                self.hold(f"stdin:{run}", running.stdin)
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError):
                 claimed.release()
-                error = ConfigError(f"the run's directory cannot be used: {error.strerror}: {error.filename}")
+                where = f": {error.filename}" if error.filename else ""
+                error = ConfigError(f"the run's directory cannot be used: {error.strerror}{where}")
             link.send(Refused(str(error), error.hint))
             return []
         index_run(directory, launch.name)
         self.linger_s = launch.linger_s
-        self.hold(f"env:{run}", running.sealed)  # Before the run is remembered: without it no agent could carry it on.
-        if running.stdin is not None:
-            self.hold(f"stdin:{run}", running.stdin)
         self.log.append(Launched(run, number, launch, running.record.started_at))
         self.runs[run] = running
         self.join(link, running, lease=not launch.detached)

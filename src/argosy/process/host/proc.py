@@ -1,6 +1,7 @@
 """Reading and signalling processes by (pid, start time), so that a reused pid is never taken for the old process."""
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -25,10 +26,16 @@ def born(pid: int) -> Born:
 
 
 def open_process(process: Born) -> int | None:
-    """A pidfd of the process, or None if it is gone."""
+    """A pidfd of the process, or None if it is gone.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
     try:
         fd = os.pidfd_open(process.pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
         return None
     if start_ticks(process.pid) != process.start:
         os.close(fd)
@@ -45,7 +52,13 @@ def is_dead(pidfd: int) -> bool:
 
 def send_signal(process: Born, signum: int) -> bool:
     """Send a signal to the process; False if it is gone."""
-    fd = open_process(process)
+    try:
+        fd = open_process(process)
+    except OSError:  # Without a descriptor the pid has to do.
+        if start_ticks(process.pid) == process.start:
+            os.kill(process.pid, signum)
+            return True
+        return False
     if fd is None:
         return False
     try:

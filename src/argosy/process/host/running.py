@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Link, Released
+from argosy.fabric import Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, again, explain_oom, oom_counters
+from argosy.process.host.barrier import Barrier
 from argosy.process.host.messages import (
     Child,
     ChildExited,
@@ -32,8 +33,8 @@ from argosy.process.host.messages import (
 from argosy.process.host.pool import Zygote, send
 from argosy.process.host.proc import end_process, send_signal
 from argosy.process.host.storeport import StorePort
+from argosy.process.host.traces import Traces
 from argosy.process.output.logfile import bound
-from argosy.process.rank.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
 from argosy.process.run import effects as do
 from argosy.process.run import facts, root
 from argosy.process.run.launch import Launch, command, rank_defaults, rank_variables
@@ -92,13 +93,12 @@ class Running:
         self.zygote: Zygote | None = None
         self.store: StorePort | None = None
         self.store_child: Child | None = None
-        self.arrived: dict[int, set[int]] = {}
-        self.barrier_links: dict[int, Link[ToAgent]] = {}
-        self.released = 0
+        self.barrier = Barrier(launch.size)
         self.disk_full = False
         self.inquest = Inquest(self)
         self.files = host.runtime / "runs" / run
         self.memory = host.memory / run
+        self.traces = Traces(run, self.memory, host.cgroup)
 
     def open(self) -> None:
         """Make the run's directories.
@@ -155,16 +155,9 @@ class Running:
         """Start the ranks that were asked for and never came: whoever was to start them is gone."""
         waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
         for rank in waiting:  # P2: it may have come into being without anybody being told.
-            self.end_unseen(rank)
+            self.traces.kill(rank, None)
         if waiting:
             self.start(waiting)
-
-    def end_unseen(self, rank: RankId) -> None:
-        """Kill processes of a rank whose pid nobody knows."""
-        if leaf := self.leaf(rank):
-            kill_leaf(leaf)
-        else:
-            kill_marked(f"{self.run}/{rank}", None, self.page(rank))
 
     # --- events in, effects out
 
@@ -191,7 +184,7 @@ class Running:
                             send_signal(child.born, 18)
             case do.Kill(ranks):
                 for rank in ranks:
-                    self.kill(rank)
+                    self.traces.kill(rank, self.children.get(rank))
             case do.TakeEvidence(first, cause):
                 self.inquest.take(first, cause)
             case do.Record(fact):
@@ -203,6 +196,10 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
+        if self.state.final is not None:  # What came before in the same turn has broken the run.
+            for rank in ranks:
+                self.feed(root.Exited(rank, WaitStatus(signal=15)))
+            return
         if self.environment_lost:
             self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
@@ -210,9 +207,9 @@ class Running:
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
         fds = [self.sealed, self.stdin] if with_stdin and self.stdin is not None else [self.sealed]
         if self.launch.kind == "program" or self.executed:
-            argv = command(self.launch)
             for position, spec in enumerate(specs):
                 first = position == 0 and with_stdin
+                argv = command(self.launch, spec.rank.index)
                 message = Spawn(self.run, spec, argv, self.launch.cwd, self.launch.umask, stdin=first)
                 self.host.spawn(message, fds if first else [self.sealed])
             return
@@ -238,31 +235,10 @@ class Running:
             str(self.logs / f"{stem}.out"),
             str(self.logs / f"{stem}.err"),
             defaults=rank_defaults(self.launch),
-            page=self.page(rank),
+            page=self.traces.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
-            cgroup=make_leaf(self.host.cgroup, f"{self.run}-{stem}"),
+            cgroup=self.traces.prepare(rank),
         )
-
-    def kill(self, rank: RankId) -> None:
-        """End a rank and all its descendants."""
-        leaf = self.leaf(rank)
-        if leaf:
-            kill_leaf(leaf)
-        child = self.children.get(rank)
-        if child is not None:
-            send_signal(child.born, 9)
-            if not leaf:
-                kill_marked(f"{self.run}/{rank}", child.born.pid, self.page(rank))
-
-    def page(self, rank: RankId) -> str:
-        """The file of the rank's progress page."""
-        return str(self.memory / f"{rank.index}.{rank.generation}.page")
-
-    def leaf(self, rank: RankId) -> str:
-        """The rank's cgroup, if there is one."""
-        if self.host.cgroup is None:
-            return ""
-        return str(self.host.cgroup / f"{self.run}-{rank.index}.{rank.generation}")
 
     # --- what the host's processes report
 
@@ -334,7 +310,7 @@ class Running:
             rank = self.state.rank(slot.index)
             if rank not in self.pages:
                 with contextlib.suppress(OSError, ValueError):
-                    self.pages[rank] = Page.open(self.page(rank))
+                    self.pages[rank] = Page.open(self.traces.page(rank))
             if rank in self.pages and (seen := self.pages[rank].read()) is not None:
                 found[rank] = seen
         return found
@@ -344,7 +320,7 @@ class Running:
     def open_store(self, generation: int) -> None:
         """Have a port ready for the ranks of a generation; whoever served the last one ends."""
         self.close_store()
-        self.arrived, self.released = {}, 0
+        self.barrier = Barrier(self.launch.size)
         for stale in [rank for rank in self.pages if rank.generation < generation]:
             self.pages.pop(stale).detach()
         try:
@@ -388,24 +364,6 @@ class Running:
         if self.store_child is not None:
             end_process(self.store_child.born)
             self.store_child = None
-
-    # --- barriers
-
-    def arrive(self, index: int, count: int, link: Link[ToAgent]) -> None:
-        """A rank reached a barrier; when all living ones did, all go on."""
-        self.barrier_links[index] = link
-        if count > self.released:
-            here = self.arrived.setdefault(count, set())
-            here.add(index)
-            if len(here) < self.launch.size:
-                return
-            self.released = count
-            self.arrived = {number: ranks for number, ranks in self.arrived.items() if number > count}
-        for waiting in self.barrier_links.values() if count == self.released else [link]:
-            with contextlib.suppress(ArgosyError):
-                waiting.send(Released(self.released))
-        if count == self.released:
-            self.barrier_links.clear()
 
     # --- who listens
 
@@ -473,8 +431,7 @@ class Running:
     def finish(self, code: int, reason: str) -> None:
         """Leave nothing of the run but its directory."""
         self.inquest.close()
-        for rank in list(self.children):
-            self.clear(rank)
+        self.traces.clear({rank: child.born.pid for rank, child in self.children.items()})
         self.close_store()
         for page in self.pages.values():
             page.detach()
@@ -490,14 +447,3 @@ class Running:
             if fd is not None:
                 os.close(fd)
         self.host.finished(self, code)
-
-    def clear(self, rank: RankId) -> None:
-        """Kill what a rank left behind, and remove its cgroup."""
-        leaf = self.leaf(rank)
-        if not leaf:
-            kill_marked(f"{self.run}/{rank}", self.children[rank].born.pid, self.page(rank))
-            return
-        kill_leaf(leaf)
-        deadline = time.monotonic() + 1.0
-        while not remove_leaf(leaf) and time.monotonic() < deadline:
-            time.sleep(0.002)

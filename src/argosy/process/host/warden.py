@@ -101,10 +101,20 @@ class Warden:
                 self.agent_deaths.append(time.monotonic())
             else:
                 self.tell_agent(event)
-        if self.listener.fileno() in ready and (sock := accept(self.listener)) is not None:
-            self.links.append(Link(sock, to_warden, f"pid {peer_credentials(sock)[0]}"))
+        if self.listener.fileno() in ready:
+            self.accept()
         for link in [link for link in self.links if link.fileno() in ready]:
             self.serve(link)
+
+    def accept(self) -> None:
+        """Take a peer, or turn it away if there is no descriptor for it."""
+        try:
+            sock = accept(self.listener)
+        except OSError as error:
+            print(f"warden: turned a peer away: {error.strerror}", file=sys.stderr, flush=True)
+            return
+        if sock is not None:
+            self.links.append(Link(sock, to_warden, f"pid {peer_credentials(sock)[0]}"))
 
     def serve(self, link: Link[ToWarden]) -> None:
         """Answer what one peer sent; bytes that are no message end that link alone."""
@@ -112,7 +122,7 @@ class Warden:
             link.flush()
             for message, fds in link.receive():
                 self.handle(link, message, fds)
-        except ArgosyError as error:
+        except (ArgosyError, OSError) as error:
             if "closed" not in str(error):
                 print(f"warden: dropped {link.peer}: {error}", file=sys.stderr, flush=True)
             link.close()

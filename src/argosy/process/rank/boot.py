@@ -8,6 +8,7 @@ B3  Never Py_Finalize: it would touch every page that is shared with the zygote.
 import atexit
 import contextlib
 import gc
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -50,7 +51,6 @@ class Inherited(NamedTuple):
 
 def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
     """Be the rank until it ends; returns the exit code, or dies by the signal that ended the script."""
-    known = len(sys.modules)
     variables = {**settle(inherited.runtime, run, spec, fds), **inherited.changed}
     take_environment(variables)
     os.umask(launch.umask)
@@ -69,30 +69,25 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
     if page is not None:
         install_when_imported(page)
         page.set_phase(Phase.USER)
-    code = _run_user_code(launch, inherited.fresh)
+    body = _prepare(launch, spec.rank.index, inherited.fresh)
+    newest = next(reversed(sys.modules))
+    code = _guarded(body)
     if page is not None:
         page.set_phase(Phase.END)
-    return _end(code, known)
+    return _end(code, newest)
 
 
-def _run_user_code(launch: Launch, fresh: Collection[str]) -> int:
-    """Run the script or module as `__main__`; negative is the signal that the interpreter would die of."""
-    sys.argv[:] = [launch.target, *launch.args]
-    sys.orig_argv = [
-        *launch.python,
-        *(["-m"] if launch.kind == "module" else []),
-        launch.target,
-        *launch.args,
-    ]
-    if launch.kind == "module":
-        sys.path[0] = launch.cwd
-        shadow(launch.cwd, fresh)
-        sys.argv[0] = "-m"
-        return _guarded(lambda: _run_module(launch.target))
+def _prepare(launch: Launch, local_rank: int, fresh: Collection[str]) -> Callable[[], None]:
+    """Set what the script sees of its command line and path; returns what runs it as `__main__`."""
+    args = [each.replace("${local_rank}", str(local_rank)) for each in launch.args]  # As torchrun does.
+    sys.argv[:] = ["-m" if launch.kind == "module" else launch.target, *args]
+    sys.orig_argv = [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]
     path = os.path.join(launch.cwd, launch.target)
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    sys.path[0] = launch.cwd if launch.kind == "module" else os.path.dirname(os.path.realpath(path))
     shadow(sys.path[0], fresh)
-    return _guarded(lambda: _run_script(path))
+    if launch.kind == "module":
+        return lambda: _run_module(launch.target)
+    return lambda: _run_script(path)
 
 
 def _run_script(path: str) -> None:
@@ -187,15 +182,18 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _end(code: int, known: int) -> int:
-    """Do what the interpreter does at its end, without touching what is shared (B3)."""
+def _end(code: int, newest: str) -> int:
+    """Do what the interpreter does at its end, without touching what is shared (B3).
+
+    `newest` is the module that was imported last before the user's code ran.
+    """
     with contextlib.suppress(BaseException):
         cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()
     _flush()
     exit_after(END_S, code & 0xFF)
     _keep_groups()
-    _forget_modules(known)
+    _forget_modules(newest)
     flushed = _flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -219,21 +217,32 @@ def _keep_groups() -> None:
             _kept.append(value)
 
 
-def _forget_modules(known: int) -> None:
+def _forget_modules(newest: str) -> None:
     """Let go of what was imported since the fork, in the interpreter's order: destructors first see globals.
 
     Only the newest entries of sys.modules are looked at: a reference counted is a shared page copied (B3).
     """
     sys.last_type = sys.last_value = sys.last_traceback = None
-    newest = islice(reversed(sys.modules), max(0, len(sys.modules) - known))
-    modules = [sys.modules.pop(name, None) for name in [*reversed(list(newest)), "__main__", "__mp_main__"]]
+    names = list(takewhile(lambda name: name != newest, reversed(sys.modules)))
+    modules = [sys.modules.pop(name, None) for name in [*reversed(names), "__main__", "__mp_main__"]]
     remaining = [weakref.ref(module) for module in modules if type(module) is types.ModuleType]
     del modules
+    files = _open_files()
     gc.collect()
     for module in [ref() for ref in remaining]:
         if module is not None:
             _clear(module)
     gc.collect()
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+
+
+def _open_files() -> list[Any]:
+    """Files that nobody closed, text before buffers: collected together, a buffer may go before its text is in it."""
+    objects = cast("list[object]", gc.get_objects())
+    texts: list[Any] = [each for each in objects if issubclass(type(each), io.TextIOWrapper)]
+    return texts + [each for each in objects if issubclass(type(each), (io.BufferedWriter, io.BufferedRandom))]
 
 
 def _clear(module: types.ModuleType) -> None:

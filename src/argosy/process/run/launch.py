@@ -93,7 +93,11 @@ def rank_variables(launch: Launch, index: int, generation: int, port: int) -> di
 
 def rank_defaults(launch: Launch) -> dict[str, str]:
     """Variables for a rank that what the user set wins over."""
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    defaults = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     if launch.threads:
         defaults["OMP_NUM_THREADS"] = str(launch.threads)
     elif launch.size > 1:
@@ -101,8 +105,9 @@ def rank_defaults(launch: Launch) -> dict[str, str]:
     return defaults
 
 
-def command(launch: Launch) -> list[str]:
+def command(launch: Launch, local_rank: int) -> list[str]:
     """What an executed rank executes."""
+    args = [each.replace("${local_rank}", str(local_rank)) for each in launch.args]  # As torchrun does.
     if launch.kind == "program":
-        return [launch.target, *launch.args]
-    return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *launch.args]
+        return [launch.target, *args]
+    return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.core import ArgosyError, ConfigError, PeerLost, RankId
 from argosy.fabric import Link
 from argosy.process.host.messages import (
     Happened,
@@ -52,6 +52,9 @@ class Foreground:
         self._reason = ""
         self._began_at = time.monotonic()
         self._quiet = True
+        self._followed: set[RankId] = set()
+        self._explained = False
+        """A rank ended by itself: its output says what there is to say."""
         self._chatty = welcome.size > 1 or sys.stderr.isatty()
 
     def run(self) -> int:
@@ -98,11 +101,10 @@ class Foreground:
         match fact:
             case facts.RankStarted(rank=rank):
                 self._quiet = False
-                for stream in self._shown[rank.index]:
-                    ending = "out" if stream == "stdout" else "err"
-                    path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
-                    self._tail.add(rank.index, stream, path)
-            case facts.RankExited(rank=rank):
+                self._follow(rank)
+            case facts.RankExited(rank=rank, asked=asked):
+                self._follow(rank)  # One that could not start has its reason in its log.
+                self._explained |= not asked
                 self._drain(final=True)
                 self._merger.close(rank.index, time.monotonic())
             case facts.LaunchEnded(code=code, reason=reason):
@@ -112,6 +114,16 @@ class Foreground:
         if self._chatty and (text := line(fact, self._welcome.size)) is not None:
             self._drain(final=True)
             self._say(text)
+
+    def _follow(self, rank: RankId) -> None:
+        """Show what a rank writes."""
+        if rank in self._followed:
+            return
+        self._followed.add(rank)
+        for stream in self._shown[rank.index]:
+            ending = "out" if stream == "stdout" else "err"
+            path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
+            self._tail.add(rank.index, stream, path)
 
     def _drain(self, final: bool = False) -> None:
         """Show what the ranks wrote; `final` until the files are read to their ends."""
@@ -143,6 +155,8 @@ class Foreground:
         for index in range(self._welcome.size):
             self._merger.close(index, time.monotonic())
         self._write(time.monotonic() + 60)
+        if code and code < 128 and not self._explained and not self._chatty:
+            self._say(self._reason)
         if code and self._chatty:
             name = Path(self._welcome.directory).name
             self._say(f"{name} ended with exit code {code}: {self._reason}; `argosy why {name}` tells more")
