@@ -12,9 +12,9 @@ page = Page.create(path)
 attach(page)
 form()
 for _ in range(3):
-    dist.all_reduce(torch.ones(2))  # line 9
+    dist.all_reduce(torch.ones(2))  # line 10
 dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)
-dist.all_reduce(torch.ones(2))  # line 11
+dist.all_reduce(torch.ones(2))  # line 12
 (group,) = page.read().groups
 os.unlink(path)
 print(group.issued, group.p2p, group.op, group.site, group.size, group.waiting)
@@ -60,7 +60,7 @@ print("good")
 
 
 def test_collectives_are_counted_once_on_the_progress_page():
-    assert crew(COUNTED, 2) == ["4 1 all_reduce script.py:11 2 False\n"] * 2
+    assert crew(COUNTED, 2) == ["4 1 all_reduce script.py:12 2 False\n"] * 2
 
 
 def test_two_groups_are_used_from_two_threads():
