@@ -190,6 +190,10 @@ def close(console: Console) -> None:
             os.kill(int(line.split()[0]), signal.SIGKILL)
         raise AssertionError("left behind:\n" + "\n".join(left) + f"\n{stopped.text}") from None
     assert stopped.code == 0, stopped.text
+    lines = Path("/proc/self/cgroup").read_text().splitlines() if Path("/proc/self/cgroup").exists() else []
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        assert not Path(mount, own, console.segments.name).exists(), "left behind: a cgroup"
     segments = console.segments
     assert not segments.exists(), f"left behind: {[str(path) for path in segments.rglob('*')] or segments}"
 
