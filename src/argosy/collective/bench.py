@@ -3,6 +3,9 @@
 python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
+
 import argparse
 import json
 import os
