@@ -62,6 +62,12 @@ PEERS = {
             download="about 150 MB",
             shares_torch=True,
         ),
+        Peer(
+            name="loaders",
+            steps=(("--no-deps", "torchdata==0.11.0"), ("grain==0.2.18", "pyarrow==26.0.1")),
+            download="about 150 MB",
+            shares_torch=True,
+        ),
         Peer(name="ray", steps=(("ray[default]==2.60.0", "numpy"),), download="about 150 MB", shares_torch=True),
     )
 }

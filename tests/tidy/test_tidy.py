@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
-    {"process", "collective"},
+    {"process", "collective", "data"},
     {"fabric"},
     {"observe"},
     {"core"},
@@ -49,12 +49,17 @@ LONG_FILES: dict[str, str] = {}
 """path: reason."""
 LONG_FUNCTIONS: dict[str, str] = {}
 """path:function: reason."""
-MANY_PARAMETERS: dict[str, str] = {}
+MANY_PARAMETERS: dict[str, str] = {
+    "src/argosy/data/loader.py:__init__": "what a user says of the input: independent keywords, each with a default",
+}
 """path:function: reason."""
 DEEP_CLASSES: dict[str, str] = {}
 """path:class: reason."""
 MACHINE_PATHS: dict[str, str] = {}
 """path: reason."""
+
+SHADOWED_MODULES = {("fabric", "here")}
+"""Doors export these functions under the name of the module that holds them."""
 
 HOMELESS_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 # In pieces, so that this file is not found by them.
@@ -133,6 +138,8 @@ def fault(name: str, path: tuple[str, ...]) -> str | None:
     if home in CELLAR:
         return "this lies below all rooms"
     inner = PACKAGE / target
+    if path in SHADOWED_MODULES:
+        path = path[:1]
     if len(path) > 2 or (len(path) == 2 and ((inner / f"{path[1]}.py").exists() or (inner / path[1]).is_dir())):
         return f"enter {target} by its door"
     if home in rooms() and level_of(target) <= level_of(home):

@@ -132,6 +132,11 @@ def attach(page: Page) -> None:
         page.set_flag(Flag.TORCH_HOOKS)
 
 
+def attached() -> Page:
+    """The page that this process writes; one that nobody sees if it has none."""
+    return _hooks.page
+
+
 def install(page: Page | None = None) -> None:
     """Patch torch if it is imported, once. Without a page the hooks write nowhere until `attach`."""
     if page is not None:

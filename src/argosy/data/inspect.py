@@ -1,0 +1,148 @@
+"""Look at a source before a training does: lengths, order, bytes per sample, read rate, where the time goes.
+
+    python -m argosy.data.inspect SOURCE [--batch N] [--shuffle full|none|blocks] [--seconds S]
+
+SOURCE is a file or URL (.bin tokens, .jsonl, .parquet) or an object of a module, as `package.module:name`.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+import numpy as np
+
+from argosy.core import ArgosyError, ConfigError
+from argosy.data.collate import Array, in_heap, stack
+from argosy.data.jsonl import Jsonl
+from argosy.data.loader import Loader
+from argosy.data.order import Shuffle
+from argosy.data.parquet import Parquet
+from argosy.data.plan import MapPlan, length_of
+from argosy.data.tokens import Tokens
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds by what they were spent on, and what was got for them."""
+
+    order_s: float = 0.0
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    samples: int = 0
+    bytes: int = 0
+
+    @property
+    def total_s(self) -> float:
+        return self.order_s + self.read_s + self.collate_s
+
+
+def find_source(name: str, length: int, dtype: str) -> Any:
+    """Open what the command line names.
+
+    Raises:
+        ConfigError: it is neither a known kind of file nor an object of a module.
+    """
+    if name.endswith(".bin"):
+        return Tokens(name, length, dtype=np.dtype(dtype))
+    if name.endswith((".jsonl", ".ndjson")):
+        return Jsonl(name)
+    if name.endswith(".parquet"):
+        return Parquet(name)
+    module, colon, attribute = name.partition(":")
+    if not colon or "/" in module:
+        raise ConfigError(f"neither a .bin, .jsonl or .parquet file nor module:name: {name}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot be imported: {name}: {error}") from error
+    return found() if callable(found) and not hasattr(found, "__getitem__") else found
+
+
+def measure(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> Spent:
+    """Load batches in this process for a while, and time each part of it."""
+    plan = MapPlan(source, shuffle, 0)
+    reader, spent, position = plan.reader(), Spent(), 0
+    while spent.total_s < seconds:
+        times = [time.perf_counter()]
+        rows = plan.rows(position, batch)
+        times.append(time.perf_counter())
+        made = reader.gather(rows, in_heap)
+        samples = None if made is not None else [reader.one(rows, number) for number in range(batch)]
+        times.append(time.perf_counter())
+        made = made if samples is None else stack(samples)
+        times.append(time.perf_counter())
+        for name, begin, end in zip(("order_s", "read_s", "collate_s"), times, times[1:], strict=False):
+            setattr(spent, name, getattr(spent, name) + end - begin)
+        spent.samples += batch
+        spent.bytes += size_of(made)
+        position += batch
+    return spent
+
+
+def size_of(thing: Any) -> int:
+    """The bytes of the arrays, tensors and texts in a batch."""
+    if isinstance(thing, dict):
+        return sum(size_of(value) for value in cast("dict[Any, Any]", thing).values())
+    if isinstance(thing, list | tuple):
+        return sum(size_of(value) for value in cast("list[Any]", thing))
+    if isinstance(thing, str | bytes):
+        return len(thing)
+    return int(cast(Array, thing).nbytes) if hasattr(thing, "nbytes") else 0
+
+
+def report(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> list[tuple[str, str]]:
+    """What there is to say, as pairs of name and value."""
+    count = length_of(source)
+    loader = Loader(source, batch, shuffle=shuffle)
+    preview = MapPlan(source, shuffle, 0).rows(0, min(8, count))[:, 2].tolist()
+    spent = measure(source, shuffle, batch, seconds)
+    mega = spent.bytes / 1e6
+    parts = [("order", spent.order_s), ("read", spent.read_s), ("collate", spent.collate_s)]
+    lines = [
+        ("source", type(source).__name__),
+        ("samples", f"{count:,}"),
+        ("bytes per sample", f"{spent.bytes / spent.samples:,.0f} when loaded"),
+        ("order", f"epoch 0 begins {', '.join(map(str, preview))}"),
+        ("first sample", str(source.where(preview[0])) if hasattr(source, "where") else f"index {preview[0]}"),
+        ("state", f"{len(json.dumps(loader.state_dict()))} bytes"),
+        ("read rate", f"{spent.samples / spent.total_s:,.0f} samples/s, {mega / spent.total_s:,.1f} MB/s, one process"),
+        ("time goes to", ", ".join(f"{name} {share / spent.total_s:.0%}" for name, share in parts)),
+    ]
+    if isinstance(source, Parquet):
+        lines.insert(2, ("row groups", f"up to {source.rows_per_group:,} rows: the block size to shuffle by"))
+    return lines
+
+
+@click.command()
+@click.argument("source")
+@click.option("--batch", default=64, show_default=True, help="Samples per batch.")
+@click.option("--length", default=1024, show_default=True, help="Tokens per sample of a .bin file.")
+@click.option("--dtype", default="uint16", show_default=True, help="Tokens of a .bin file: uint16 or uint32.")
+@click.option(
+    "--shuffle", type=click.Choice(["full", "none", "blocks"]), help="Default: blocks for Parquet, else full."
+)
+@click.option("--seconds", default=2.0, show_default=True, help="How long to read.")
+def main(source: str, batch: int, length: int, dtype: str, shuffle: str | None, seconds: float) -> None:
+    """Say how long SOURCE is, in which order it comes, and how fast it is read."""
+    try:
+        found = find_source(source, length, dtype)
+        chosen = shuffle or ("blocks" if isinstance(found, Parquet) else "full")
+        size = found.rows_per_group if isinstance(found, Parquet) else batch
+        order = {"full": Shuffle.full(), "none": Shuffle.none()}.get(chosen) or Shuffle.blocks(size, 4)
+        for name, value in report(found, order, batch, seconds):
+            click.echo(f"{name:<17} {value}")
+    except ArgosyError as error:
+        click.echo(f"argosy: {error}", err=True)
+        if error.hint and error.hint not in str(error):
+            click.echo(f"hint: {error.hint}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

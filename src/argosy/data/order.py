@@ -1,0 +1,173 @@
+"""In which order the samples of a source come: position in, epoch and index out. Pure.
+
+Positions count samples from the start of the training, through all epochs; nothing here knows of ranks,
+workers or batches.
+
+O1  In every epoch each index comes exactly once.
+O2  The answer for a position depends on (shuffle, seed, length) alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from argosy.core import ConfigError
+from argosy.data.permute import Indices, Permutation, derive_key
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How an epoch is mixed: `Shuffle.full()`, `Shuffle.blocks(size, window)` or `Shuffle.none()`."""
+
+    block: int = 0
+    """Samples per block; 0: no shuffle, 1: every sample by itself."""
+    window: int = 1
+    """Blocks that are open at a time, and whose samples are mixed."""
+
+    @classmethod
+    def full(cls) -> "Shuffle":
+        """Any sample may come anywhere: for sources that are as quick at any place."""
+        return cls(1)
+
+    @classmethod
+    def none(cls) -> "Shuffle":
+        """The source's own order."""
+        return cls(0)
+
+    @classmethod
+    def blocks(cls, size: int, window: int = 8) -> "Shuffle":
+        """Blocks of `size` neighbours come in random order; samples are mixed among `window` blocks.
+
+        For sources that read neighbours together: the rows of a Parquet row group, the lines of an object.
+        """
+        if size < 1 or window < 1:
+            raise ConfigError(f"blocks and windows hold at least 1: size {size}, window {window}")
+        return cls(size, window) if size > 1 else cls(1)
+
+    def at(self, epoch_key: int, length: int, offsets: Indices) -> Indices:
+        """Return the indices at `offsets` (0..length-1) of the epoch with this key."""
+        if self.block == 0:
+            return offsets.copy()
+        if self.block == 1:
+            return _permutation(length, epoch_key).at(offsets)
+        return _Blocks(self, epoch_key, length).at(offsets)
+
+
+@lru_cache(maxsize=256)
+def _permutation(size: int, key: int) -> Permutation:
+    return Permutation(size, key)
+
+
+class _Run(NamedTuple):
+    """`count` slots of `size` samples in a row, of which slot `short` (if any) lacks `lack` samples."""
+
+    size: int
+    short: int
+    lack: int
+
+    def start(self, slot: int) -> int:
+        return slot * self.size - (self.lack if slot > self.short else 0)
+
+    def locate(self, offsets: Indices) -> tuple[Indices, Indices]:
+        """Return the slot of each offset, and its place in the slot."""
+        end_of_short = (self.short + 1) * self.size - self.lack
+        shifted = np.where(offsets >= end_of_short, offsets + self.lack, offsets)
+        return shifted // self.size, shifted % self.size
+
+
+class _Blocks:
+    """One epoch in blocks: the last block of the source may be short, and comes at a random place."""
+
+    def __init__(self, shuffle: Shuffle, key: int, length: int) -> None:
+        self.size, self.window, self.key = shuffle.block, shuffle.window, key
+        self.count = -(-length // self.size)
+        self.length = length
+        self.blocks = _permutation(self.count, key)
+        lack = self.count * self.size - length
+        place = int(self.blocks.find(np.array([self.count - 1]))[0]) if lack else self.count
+        self.run = _Run(self.size, place, lack)
+        self.windows = _Run(self.size * self.window, place // self.window if lack else self.count, lack)
+
+    def at(self, offsets: Indices) -> Indices:
+        numbers, _ = self.windows.locate(offsets)
+        result = np.empty_like(offsets)
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            result[chosen] = self._in_window(int(number), offsets[chosen])
+        return result
+
+    def _in_window(self, number: int, offsets: Indices) -> Indices:
+        start = self.windows.start(number)
+        end = min(self.windows.start(number + 1), self.length)
+        mixed = start + _permutation(end - start, derive_key(self.key, number)).at(offsets - start)
+        slots, places = self.run.locate(mixed)
+        return self.blocks.at(slots) * self.size + places
+
+
+class Segment(NamedTuple):
+    """From `position` on, epochs from `epoch` on have `length` samples."""
+
+    position: int
+    epoch: int
+    length: int
+
+
+class Order:
+    """The endless order of one source; `segments` are more than one when the source's length changed."""
+
+    def __init__(self, length: int, shuffle: Shuffle, seed: int) -> None:
+        if length < 1:
+            raise ConfigError("the source is empty: there is nothing to load")
+        self.shuffle, self.seed = shuffle, seed
+        self.segments: list[Segment] = [Segment(0, 0, length)]
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch, in the newest segment."""
+        return self.segments[-1].length
+
+    def at(self, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the epochs and the indices at `positions`."""
+        epochs, offsets, lengths = self._unroll(positions)
+        indices = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            length = int(lengths[chosen][0])
+            indices[chosen] = self.shuffle.at(derive_key(self.seed, int(epoch)), length, offsets[chosen])
+        return epochs, indices
+
+    def epoch_of(self, position: int) -> int:
+        return int(self._unroll(np.array([position]))[0][0])
+
+    def end_of(self, epochs: int) -> int:
+        """The position at which `epochs` epochs are over."""
+        last = next(s for s in reversed(self.segments) if s.epoch < epochs or s is self.segments[0])
+        return last.position + (epochs - last.epoch) * last.length
+
+    def change_length(self, length: int, position: int) -> None:
+        """Let epochs that begin after `position` have `length` samples; the one under way ends as it began."""
+        epochs, offsets, lengths = self._unroll(np.array([position]))
+        rest = (int(lengths[0]) - int(offsets[0])) % int(lengths[0])
+        begins = Segment(position + rest, int(epochs[0]) + (1 if rest else 0), length)
+        kept = [segment for segment in self.segments if segment.position < begins.position]
+        self.segments = _current([*kept, begins], position)
+
+    def _unroll(self, positions: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return the epoch of each position, its offset there, and that epoch's length."""
+        if len(self.segments) == 1:
+            first, epoch, length = self.segments[0]
+            epochs, offsets = np.divmod(positions - first, length)
+            return epochs + epoch, offsets, np.broadcast_to(np.int64(length), positions.shape)
+        table = np.array(self.segments, dtype=np.int64)
+        row = table[np.searchsorted(table[:, 0], positions, side="right") - 1]
+        epochs, offsets = np.divmod(positions - row[:, 0], row[:, 2])
+        return epochs + row[:, 1], offsets, row[:, 2]
+
+
+def _current(segments: Sequence[Segment], position: int) -> list[Segment]:
+    """Drop segments that ended before `position`."""
+    ends = [segment.position for segment in segments[1:]]
+    return [segment for segment, end in zip(segments, [*ends, position + 1], strict=True) if end > position]

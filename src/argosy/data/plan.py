@@ -1,0 +1,292 @@
+"""What a loader asks its workers for: positions in, rows that name samples out; and the worker's side of it.
+
+A plan lives in the loader and is pure; its reader lives where samples are made and holds no state that
+matters: a row may be read by anybody, any number of times.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.core import ConfigError
+from argosy.data.collate import Empty
+from argosy.data.errors import SourceChanged
+from argosy.data.order import Order, Segment, Shuffle
+from argosy.data.permute import Permutation, derive_key
+
+Rows = NDArray[np.int64]
+"""One row or more per sample; the columns are the plan's own, and its reader knows them."""
+State = dict[str, Any]
+CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Identity:
+    """Which sample this is: number of the source in a mix, epoch, index."""
+
+    source: int
+    epoch: int
+    index: int
+
+
+class Reader(Protocol):
+    """Makes the samples that rows name."""
+
+    def count(self, rows: Rows) -> int: ...
+    def one(self, rows: Rows, number: int) -> Any: ...
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        """Epoch and index of each sample: what its random numbers are keyed by."""
+        ...
+
+    def identity(self, rows: Rows, number: int) -> Identity: ...
+    def where(self, rows: Rows, number: int) -> str: ...
+    def gather(self, rows: Rows, empty: Empty) -> Any | None:
+        """Make the whole batch at once; None if the source cannot."""
+        ...
+
+
+class Plan(Protocol):
+    """The order of everything that is to be loaded."""
+
+    def rows(self, start: int, count: int) -> Rows: ...
+    def end(self, epochs: int) -> int: ...
+    def reader(self) -> Reader: ...
+    def note(self, start: int, report: Any) -> None:
+        """What the reader reported beside a microbatch that is now committed."""
+        ...
+
+    def state(self, position: int) -> State: ...
+    def restore(self, state: State, position: int, *, resize: bool) -> None: ...
+
+
+def hint_of(plan: Plan, rows: Rows) -> Any:
+    """What the plan knows that saves its reader work, or None."""
+    hint = getattr(plan, "hint", None)
+    return None if hint is None else hint(rows)
+
+
+class MapPlan:
+    """One source with a length."""
+
+    def __init__(self, source: Any, shuffle: Shuffle, seed: int) -> None:
+        self.source = source
+        self.order = Order(length_of(source), shuffle, seed)
+        self._chunks: dict[int, Rows] = {}
+
+    def rows(self, start: int, count: int) -> Rows:
+        first, last = start // CHUNK, (start + count - 1) // CHUNK
+        chunks = [self._chunk(number) for number in range(first, last + 1)]
+        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        return whole[start - first * CHUNK : start - first * CHUNK + count]
+
+    def _chunk(self, number: int) -> Rows:
+        """Rows are made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
+        if number not in self._chunks:
+            epochs, indices = self.order.at(np.arange(number * CHUNK, (number + 1) * CHUNK))
+            rows = np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
+            self._chunks = {number: rows, **dict(list(self._chunks.items())[:1])}
+        return self._chunks[number]
+
+    def end(self, epochs: int) -> int:
+        return self.order.end_of(epochs)
+
+    def reader(self) -> Reader:
+        return MapReader([self.source])
+
+    def note(self, start: int, report: Any) -> None:
+        return
+
+    def state(self, position: int) -> State:
+        return order_state(self.order)
+
+    def restore(self, state: State, position: int, *, resize: bool) -> None:
+        restore_order(self.order, state, position, resize=resize)
+        self._chunks.clear()
+
+
+class MixPlan:
+    """Several sources by weight: of every 1,000 positions each source has its quota, at random places.
+
+    X1  Every block of 1,000 positions keeps the quotas exactly.
+    X2  Each source goes through its own epochs, each sample once per epoch.
+    """
+
+    BLOCK = 1000
+
+    def __init__(self, mix: "Mix", seed: int) -> None:
+        self.sources, self.seed = mix.sources, seed
+        self.orders = [
+            Order(length_of(source), mix.shuffle_of(number), derive_key(seed, "mix", number))
+            for number, source in enumerate(mix.sources)
+        ]
+        self.quotas = quotas(mix.weights, self.BLOCK)
+        self._pattern = lru_cache(maxsize=16)(self._draw_pattern)
+
+    def rows(self, start: int, count: int) -> Rows:
+        result = np.empty((count, 3), np.int64)
+        positions = np.arange(start, start + count)
+        blocks, offsets = np.divmod(positions, self.BLOCK)
+        for block in np.unique(blocks):
+            chosen = blocks == block
+            sources, turns = self._pattern(int(block))
+            result[chosen, 0] = sources[offsets[chosen]]
+            result[chosen, 1] = turns[offsets[chosen]]  # Replaced below: the source's own position.
+        for number, order in enumerate(self.orders):
+            chosen = result[:, 0] == number
+            if chosen.any():
+                result[chosen, 1], result[chosen, 2] = order.at(result[chosen, 1])
+        return result
+
+    def _draw_pattern(self, block: int) -> tuple[Rows, Rows]:
+        """The source at each place of a block, and how often that source came before."""
+        places = Permutation(self.BLOCK, derive_key(self.seed, "quota", block)).at(np.arange(self.BLOCK))
+        sources = np.searchsorted(np.cumsum(self.quotas), places, side="right").astype(np.int64)
+        turns = np.empty(self.BLOCK, np.int64)
+        for number, quota in enumerate(self.quotas):
+            turns[sources == number] = block * quota + np.arange(quota)
+        return sources, turns
+
+    def end(self, epochs: int) -> int:
+        raise ConfigError("a mix has no epochs of its own: each source has; bound the training by steps")
+
+    def reader(self) -> Reader:
+        return MapReader(self.sources)
+
+    def note(self, start: int, report: Any) -> None:
+        return
+
+    def state(self, position: int) -> State:
+        return {"mix": self.quotas, "orders": [order_state(order) for order in self.orders]}
+
+    def restore(self, state: State, position: int, *, resize: bool) -> None:
+        if state.get("mix") != self.quotas:
+            raise SourceChanged(
+                f"the mix is another than in the state to resume from: {state.get('mix')}, now {self.quotas}"
+            )
+        for number, (order, saved) in enumerate(zip(self.orders, state["orders"], strict=True)):
+            turns = position // self.BLOCK * self.quotas[number]
+            sources, _ = self._pattern(position // self.BLOCK)
+            turns += int((sources[: position % self.BLOCK] == number).sum())
+            restore_order(order, saved, turns, resize=resize)
+
+
+class Mix:
+    """Sources with weights, for a Loader: `Mix({code: 3, text: 1})` or `Mix([code, text], [3, 1])`."""
+
+    def __init__(
+        self, sources: Sequence[Any], weights: Sequence[float], shuffle: Shuffle | Sequence[Shuffle] | None = None
+    ) -> None:
+        if len(sources) != len(weights) or not sources:
+            raise ConfigError(f"a mix needs a weight for each source: {len(sources)} sources, {len(weights)} weights")
+        self.sources, self.weights = list(sources), list(weights)
+        self.shuffle = shuffle if shuffle is not None else Shuffle.full()
+        quotas(self.weights, MixPlan.BLOCK)
+
+    def shuffle_of(self, number: int) -> Shuffle:
+        return self.shuffle if isinstance(self.shuffle, Shuffle) else self.shuffle[number]
+
+
+def quotas(weights: Sequence[float], total: int) -> list[int]:
+    """Share `total` out by weight, by largest remainders.
+
+    Raises:
+        ConfigError: a weight is negative or not finite, or so small that it would never be drawn.
+    """
+    if any(not np.isfinite(weight) or weight <= 0 for weight in weights):
+        raise ConfigError(f"weights are positive numbers: {list(weights)}")
+    exact = [weight * total / sum(weights) for weight in weights]
+    result = [int(each) for each in exact]
+    by_rest = sorted(range(len(exact)), key=lambda i: (result[i] - exact[i], i))
+    for number in by_rest[: total - sum(result)]:
+        result[number] += 1
+    if 0 in result:
+        small = weights[result.index(0)]
+        raise ConfigError(f"a weight is too small to be drawn once in {total} samples: {small}")
+    return result
+
+
+class MapReader:
+    """Reads rows of (source, epoch, index)."""
+
+    def __init__(self, sources: Sequence[Any]) -> None:
+        self.sources = list(sources)
+
+    def count(self, rows: Rows) -> int:
+        return len(rows)
+
+    def one(self, rows: Rows, number: int) -> Any:
+        source, _, index = rows[number].tolist()
+        return self.sources[source][index]
+
+    def keys(self, rows: Rows) -> list[tuple[int, int]]:
+        return [(epoch, index) for _, epoch, index in rows.tolist()]
+
+    def identity(self, rows: Rows, number: int) -> Identity:
+        return Identity(*(int(word) for word in rows[number]))
+
+    def where(self, rows: Rows, number: int) -> str:
+        source, epoch, index = (int(word) for word in rows[number])
+        return f"sample {index} of epoch {epoch} ({where_in(self.sources[source], index)})"
+
+    def gather(self, rows: Rows, empty: Empty) -> Any | None:
+        source = self.sources[rows[0, 0]]
+        if (rows[:, 0] != rows[0, 0]).any() or not hasattr(source, "gather"):
+            return None
+        return source.gather(rows[:, 2], empty)
+
+
+def length_of(source: Any) -> int:
+    """The number of samples, or a ConfigError that says what a source is."""
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        raise ConfigError(
+            f"a source has __len__ and __getitem__: {type(source).__name__}",
+            hint="for iterables use argosy.data.Shards",
+        )
+    return len(source)
+
+
+def where_in(source: Any, index: int) -> str:
+    """Where a sample comes from, in the words of its source."""
+    if hasattr(source, "where"):
+        return str(source.where(index))
+    return f"{type(source).__name__}[{index}]"
+
+
+def order_state(order: Order) -> State:
+    """What the order of a source depends on, small enough to be in every checkpoint."""
+    segments = [list(segment) for segment in order.segments]
+    return {"segments": segments, "seed": order.seed, "shuffle": [order.shuffle.block, order.shuffle.window]}
+
+
+def restore_order(order: Order, state: State, position: int, *, resize: bool) -> None:
+    """Go on in the order of `state`.
+
+    Raises:
+        SourceChanged: the seed, the shuffle or, unless `resize`, the length is another one.
+    """
+    if state["seed"] != order.seed:
+        raise SourceChanged(f"the seed is another than in the state to resume from: {state['seed']}, now {order.seed}")
+    if tuple(state["shuffle"]) != (order.shuffle.block, order.shuffle.window):
+        saved = Shuffle(*cast("list[int]", state["shuffle"]))
+        raise SourceChanged(f"the shuffle is another than in the state to resume from: {saved}, now {order.shuffle}")
+    length = order.length
+    segments = [Segment(*segment) for segment in state["segments"]]
+    if segments[-1].length == length:
+        order.segments = segments
+        return
+    if not resize:
+        raise SourceChanged(
+            f"the source had {segments[-1].length} samples when the state was saved, now {length}",
+            hint="pass resized=True: the epoch under way ends as it began, the next has the new length",
+        )
+    order.segments = segments
+    order.change_length(length, position)
+    under_way = order.segments[0].length
+    if len(order.segments) > 1 and under_way > length:
+        # Its missing samples would be asked for: begin an epoch of the new length here.
+        epoch = order.epoch_of(position) + 1
+        order.segments = [Segment(position, epoch, length)]

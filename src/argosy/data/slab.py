@@ -1,0 +1,134 @@
+"""Shared memory for batches: a worker writes arrays into a slab, the loader maps it and hands them out.
+
+A slab is an anonymous file in memory: it has no name, so nothing is left behind however its holders end.
+
+B1  A slab is written again only when nothing of its last batch is referenced any more.
+"""
+
+import math
+import mmap
+import os
+import pickle
+import weakref
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from argosy.data.collate import Array
+
+SLAB_BYTES = 1 << 33
+"""The address range of a slab, of which only the pages that were written exist."""
+_ALIGN = 64
+
+
+def make_slab() -> int:
+    """Return the descriptor of a new, empty slab."""
+    fd = os.memfd_create("argosy-batch", os.MFD_CLOEXEC)
+    os.ftruncate(fd, SLAB_BYTES)
+    return fd
+
+
+class SlabWriter:
+    """The worker's end: arrays are made in the slab one after the other."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, SLAB_BYTES)
+        self._bytes: Array = np.frombuffer(self._map, np.uint8)
+        self._address = self._bytes.ctypes.data
+        self.used = 0
+
+    def reset(self) -> None:
+        self.used = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Return an array in the slab; its content is whatever was there."""
+        kind = np.dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        start = self._take(size)
+        return cast(Array, self._bytes[start : start + size].view(kind).reshape(shape))
+
+    def _take(self, size: int) -> int:
+        start = -(-self.used // _ALIGN) * _ALIGN
+        if start + size > SLAB_BYTES:
+            raise MemoryError(f"a batch holds {SLAB_BYTES} bytes at most")
+        self.used = start + size
+        return start
+
+    def write(self, data: bytes) -> tuple[int, int]:
+        """Put bytes into the slab; returns their place."""
+        start = self._take(len(data))
+        self._map[start : start + len(data)] = data
+        return start, len(data)
+
+    def dump(self, batch: Any) -> tuple[bytes, list[tuple[int, int]]]:
+        """Return the batch without its arrays, and where in the slab those are; what is elsewhere is copied in."""
+        places: list[tuple[int, int]] = []
+
+        def keep(buffer: pickle.PickleBuffer) -> None:
+            raw = np.frombuffer(buffer.raw(), np.uint8)
+            start = raw.ctypes.data - self._address
+            if not 0 <= start < SLAB_BYTES:
+                start = self._take(raw.size)
+                self._bytes[start : start + raw.size] = raw
+            places.append((start, raw.size))
+
+        file = BytesIO()
+        _Pickler(file, protocol=5, buffer_callback=keep).dump(batch)
+        return file.getvalue(), places
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors on the CPU travel as the arrays that they are."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj).__module__ == "torch" and type(obj).__name__ == "Tensor":
+            if obj.layout is not _torch().strided or obj.device.type != "cpu" or obj.dtype is _torch().bfloat16:
+                return NotImplemented
+            return _tensor, (np.ascontiguousarray(obj.detach().resolve_conj().numpy()),)
+        if isinstance(obj, np.ndarray) and not obj.flags.c_contiguous and not cast(Array, obj).dtype.hasobject:
+            return np.ascontiguousarray(cast(Array, obj)).__reduce_ex__(5)
+        return NotImplemented
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _tensor(array: Array) -> Any:
+    return _torch().from_numpy(array)
+
+
+class SlabReader:
+    """The loader's end: keeps the slab mapped, and knows when it may be written again."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+
+    def load(self, content: bytes, places: list[tuple[int, int]], release: Callable[[], None]) -> Any:
+        """Return the batch, its arrays in the slab; `release` is called when none of them is referenced (B1)."""
+        end = max((start + size for start, size in places), default=0)
+        if not end:
+            release()
+            return pickle.loads(content)
+        if self._map is None or len(self._map) < end:
+            self._map = mmap.mmap(self._fd, 1 << max(end - 1, 1).bit_length())
+        # All arrays of the batch hold this one, and it dies with the last of them.
+        whole: Array = np.frombuffer(self._map, np.uint8, end)
+        weakref.finalize(whole, release).atexit = False
+        view = memoryview(cast(Any, whole))
+        if not content:
+            start, size = places.pop()
+            content = bytes(view[start : start + size])
+        return pickle.loads(content, buffers=[view[start : start + size] for start, size in places])
+
+    def close(self) -> None:
+        """Let go; arrays that are still referenced stay as they are."""
+        os.close(self._fd)
+        self._map = None

@@ -1,0 +1,86 @@
+"""Bytes by range, from a local file or an object store, opened where they are read."""
+
+import os
+from typing import Any, cast
+
+from argosy.core import ConfigError
+from argosy.data.errors import Unreadable
+
+
+class Stored:
+    """A file or object: `size`, and `read(offset, length)`. It may be sent to another process."""
+
+    def __init__(self, path: str | os.PathLike[str], store: Any = None) -> None:
+        self.path = os.fspath(path)
+        self._store = store
+        self._fd: int | None = None
+        self._key = self.path
+        if store is None and "://" in self.path:
+            self._store, self._key = _open_url(self.path)
+        self.size = self._measure()
+
+    @property
+    def is_local(self) -> bool:
+        return self._store is None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on, fewer at the end.
+
+        Raises:
+            Unreadable: the file or store does not give them; the store was asked several times.
+        """
+        length = min(length, self.size - offset)
+        if length <= 0:
+            return b""
+        try:
+            if self._store is None:
+                data = os.pread(self._file(), length, offset)
+            else:
+                data = bytes(_obstore().get_range(self._store, self._key, start=offset, length=length))
+        except Exception as error:
+            raise Unreadable(self.path, f"{length} bytes at {offset} cannot be read: {_first_line(error)}") from error
+        if len(data) < length:
+            raise Unreadable(self.path, f"it ends at {offset + len(data)}, {self.size} bytes were there before")
+        return data
+
+    def file(self) -> Any:
+        """A readable, seekable file object of Python's kind."""
+        return open(self.path, "rb") if self._store is None else _obstore().open_reader(self._store, self._key)
+
+    def _measure(self) -> int:
+        try:
+            if self._store is None:
+                return os.stat(self.path).st_size
+            return cast(int, _obstore().head(self._store, self._key)["size"])
+        except Exception as error:
+            raise Unreadable(self.path, _first_line(error)) from error
+
+    def _file(self) -> int:
+        if self._fd is None:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._fd
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fd": None}
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", None) is not None:
+            os.close(cast(int, self._fd))
+
+
+def _open_url(url: str) -> tuple[Any, str]:
+    folder, _, name = url.rpartition("/")
+    return _obstore().store.from_url(folder), name
+
+
+def _obstore() -> Any:
+    try:
+        import obstore  # pyright: ignore
+        import obstore.store  # pyright: ignore
+    except ImportError:
+        raise ConfigError("object stores need the package obstore", hint="pip install 'argosy[s3]'") from None
+    return cast(Any, obstore)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

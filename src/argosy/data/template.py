@@ -1,0 +1,112 @@
+"""The template of a loader's workers: has the source loaded, and forks a worker whenever it is asked to.
+
+    python -m argosy.data.template LINK SOURCE    (descriptors)
+
+So packages are imported once for all workers, their memory is shared, and a replacement is there in milliseconds.
+
+T1  It forks only while it has one thread; where the source started others, workers are executed afresh instead.
+T2  It ends with its loader. Workers do not need it: they end with theirs.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import setproctitle
+
+from argosy.core import PeerLost
+from argosy.data.messages import Broken, Ended, Fork, Forked, Ready, ToTemplate, to_template
+from argosy.data.parcel import open_parcel
+from argosy.data.worker import serve
+from argosy.fabric import Link
+
+_POLL_S = 60.0
+
+
+class Template:
+    """The loop's state."""
+
+    def __init__(self, link: Link[ToTemplate], source: int, recipe: Any) -> None:
+        self._link, self._source, self._recipe = link, source, recipe
+        self._children: dict[int, tuple[int, int]] = {}
+        """Number and pid of each worker, by its pidfd."""
+
+    def loop(self) -> None:
+        """Serve until the loader is gone."""
+        while True:
+            poller = select.poll()
+            poller.register(self._link, select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
+            for pidfd in self._children:
+                poller.register(pidfd, select.POLLIN)
+            poller.poll(_POLL_S * 1000)
+            self._link.flush()
+            for message, fds in self._link.receive():
+                self._fork(message, fds)
+            self._reap()
+
+    def _fork(self, message: Fork, fds: list[int]) -> None:
+        alone = len(os.listdir("/proc/self/task")) == 1
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_worker(fds[0], fds[1], alone)
+            finally:
+                os._exit(1)
+        for fd in fds:
+            os.close(fd)
+        self._children[os.pidfd_open(pid)] = (message.number, pid)
+        self._link.send(Forked(message.number, pid))
+
+    def _become_worker(self, link: int, progress: int, alone: bool) -> None:
+        if not alone:  # T1
+            for fd in (link, progress, self._source):
+                os.set_inheritable(fd, True)
+            words = [sys.executable, "-P", "-m", "argosy.data.worker", *map(str, (link, self._source, progress))]
+            os.execv(sys.executable, words)
+        for pidfd in self._children:
+            os.close(pidfd)
+        os.close(self._link.fileno())
+        self._link.forget()
+        serve(link, progress, self._recipe)
+
+    def _reap(self) -> None:
+        for pidfd, (number, pid) in list(self._children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._children[pidfd]
+                os.close(pidfd)
+                self._link.send(Ended(number, status))
+
+
+def main() -> None:
+    """Be a template; the arguments are descriptors."""
+    link_fd, source = (int(word) for word in sys.argv[1:3])
+    for fd in (link_fd, source):
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loader's to answer.
+    setproctitle.setproctitle("argosy: data workers' template")
+    link = Link(socket.socket(fileno=link_fd), to_template, "the loader")
+    began = time.perf_counter()
+    with contextlib.suppress(PeerLost):
+        try:
+            recipe = open_parcel(source)
+        except BaseException:
+            link.send(Broken(traceback.format_exc()[-(1 << 16) :]))
+            link.wait(_POLL_S)
+            return
+        gc.collect()
+        gc.freeze()  # What is shared stays shared: the collector would write to every page.
+        link.send(Ready(time.perf_counter() - began))
+        Template(link, source, recipe).loop()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A small GPT-like training on a token file, as people write them: DDP, gradient accumulation, a checkpoint file.
+
+torchrun --nproc-per-node 2 tokens.py train.bin STEPS
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from argosy.data import Loader, Tokens
+
+CHECKPOINT = Path("checkpoint.pt")
+
+
+def main() -> None:
+    source, steps = Tokens(sys.argv[1], length=16), int(sys.argv[2])
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 256))
+    model = DistributedDataParallel(plain) if ranks > 1 else plain
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = Loader(source, batch=16, micro=4, workers=1)
+    if CHECKPOINT.exists():
+        saved = torch.load(CHECKPOINT)
+        plain.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        data.load_state_dict(saved["data"])
+    print("PID", os.environ.get("RANK", "0"), os.getpid(), flush=True)
+    while data.step < steps:
+        ids: list[int] = []
+        for x, y in data.batches():
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss.backward()
+            ids += data.handed.ids
+        optimizer.step()
+        optimizer.zero_grad()
+        print("STEP", data.step, os.environ.get("RANK", "0"), *ids, flush=True)
+        data.commit()
+        if os.environ.get("HOLD_AT") == str(data.step - 1) and os.environ["RANK"] == "1":
+            time.sleep(600)  # To be killed at a known step.
+        if data.step % 5 == 0 and os.environ.get("RANK", "0") == "0":
+            state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "data": data.state_dict()}
+            torch.save(state, "draft.pt")
+            Path("draft.pt").rename(CHECKPOINT)
+    data.close()
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
