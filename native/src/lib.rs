@@ -3,7 +3,12 @@
 //! Each function has a Python reference of the same signature in `argosy._reference`.
 
 mod digest;
+mod exchange;
+mod reduce;
+mod segment;
 mod syscalls;
+
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -44,10 +49,46 @@ fn copy_digest<'py>(py: Python<'py>, table: &[u8], threads: usize) -> PyResult<B
     Ok(PyBytes::new(py, &bytes))
 }
 
+/// Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline.
+#[pyfunction]
+fn run_collective(
+    py: Python<'_>,
+    segment: usize,
+    rank: usize,
+    head: &[u8],
+    sends: Vec<(usize, usize)>,
+    receives: Vec<(usize, usize)>,
+    timeout_s: f64,
+) -> PyResult<i32> {
+    let deadline =
+        Duration::try_from_secs_f64(timeout_s).ok().and_then(|time| Instant::now().checked_add(time));
+    let mut failure: Option<PyErr> = None;
+    let outcome = py.detach(|| {
+        let interrupted = || {
+            failure = Python::attach(|py| py.check_signals()).err();
+            failure.is_some()
+        };
+        // SAFETY: the caller holds the mapping and the tensors until the call returns.
+        let mapped = unsafe { segment::Segment::at(segment, rank) };
+        let exchange = exchange::Exchange::new(mapped, head, (&sends, &receives), deadline, interrupted);
+        // SAFETY: as above.
+        exchange.map(|mut exchange| unsafe { exchange.run(head) })
+    });
+    match outcome {
+        None => Err(PyValueError::new_err("no such collective operation")),
+        Some(Err(segment::Broken::Interrupted)) => {
+            Err(failure.unwrap_or_else(|| PyOSError::new_err("interrupted")))
+        }
+        Some(Err(broken)) => Ok(broken as i32),
+        Some(Ok(())) => Ok(0),
+    }
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(pidfd_exit_status, module)?)?;
     module.add_function(wrap_pyfunction!(copy_digest, module)?)?;
+    module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     Ok(())
 }

@@ -1,5 +1,7 @@
 """What the Rust extension offers; `_reference` has the same functions in Python."""
 
+from collections.abc import Sequence
+
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Give back the disk blocks of `length` bytes at `offset`; they read as zeros, the file's size stays."""
 
@@ -12,3 +14,13 @@ def copy_digest(table: bytes, threads: int) -> bytes:
     A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
     then three strides each of source, destination and logical position. The caller keeps the memory alive.
     """
+
+def run_collective(
+    segment: int,
+    rank: int,
+    head: bytes,
+    sends: Sequence[tuple[int, int]],
+    receives: Sequence[tuple[int, int]],
+    timeout_s: float,
+) -> int:
+    """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""

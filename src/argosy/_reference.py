@@ -6,8 +6,10 @@ import fcntl
 import functools
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+
+from argosy import _exchange
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
@@ -110,3 +112,15 @@ def _run_sums(data: bytes, logical: int) -> tuple[int, int]:
         inner: list[int] = np.add.reduceat(products, starts, dtype=np.uint64).tolist() if len(words) else []
         sums.append(sum(s * (_mix(_mix(first + i) ^ (set_ + 1)) | 1) for i, s in enumerate(inner)) % 2**64)
     return sums[0], sums[1]
+
+
+def run_collective(
+    segment: int,
+    rank: int,
+    head: bytes,
+    sends: Sequence[tuple[int, int]],
+    receives: Sequence[tuple[int, int]],
+    timeout_s: float,
+) -> int:
+    """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""
+    return _exchange.run_collective(segment, rank, head, sends, receives, timeout_s)

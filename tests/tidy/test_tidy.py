@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
-    {"process", "checkpoint", "data"},
+    {"process", "collective", "checkpoint", "data"},
     {"fabric", "transfer"},
     {"observe"},
     {"core"},
@@ -27,7 +27,7 @@ LAYERS = [
 
 ROOFS = {"__init__", "__main__"}
 """Modules beside the rooms that may enter any of them, by its door."""
-CELLAR = {"_lazy", "_native", "_reference", "_select"}
+CELLAR = {"_exchange", "_lazy", "_native", "_reference", "_select"}
 """Modules beside the rooms that enter none."""
 
 PUBLIC_NAMES = [

@@ -4,7 +4,7 @@ This door imports neither torch nor numpy; the hooks arrive in torch when torch 
 """
 
 from argosy.observe.blame import Absence, absentees
-from argosy.observe.hooks import attach, attached, install, install_when_imported
+from argosy.observe.hooks import attach, attached, count_collective, install, install_when_imported, mark_waiting
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
@@ -24,8 +24,10 @@ __all__ = [
     "absentees",
     "attach",
     "attached",
+    "count_collective",
     "follow",
     "install",
     "install_when_imported",
+    "mark_waiting",
     "read_journal",
 ]

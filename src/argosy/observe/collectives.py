@@ -113,6 +113,16 @@ class Collectives:
         self._last = index
         return index
 
+    def count(self, group: Any, op: bytes, p2p: bool) -> tuple[int, str]:
+        """Count for a group of Python methods, which no hook sees; returns its slot and the call site."""
+        site = call_site() or self.backward_site
+        index = self._groups.get(id(group))
+        if index is None:
+            index = self._meet(group)
+        self._page.issue(index, op, site, p2p)
+        self._last = index
+        return index, site.decode(errors="replace")
+
     def _meet(self, group: Any) -> int:
         """Give a slot to a group that was formed before the hooks were there."""
         import torch.distributed as dist

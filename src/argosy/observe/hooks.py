@@ -150,3 +150,18 @@ def install_when_imported(page: Page | None = None) -> None:
     pending = [name for name in ("torch", _C10D, _LOADER) if name not in sys.modules]
     if pending:
         when_imported(pending, _hooks.install)
+
+
+def count_collective(group: Any, op: str, p2p: bool = False) -> tuple[int, str]:
+    """Count an operation of a group that no hook sees; returns its slot on the page, -1 if none, and its call site."""
+    collectives = _hooks.collectives
+    try:
+        return collectives.count(group, op.encode(), p2p)
+    except Exception:
+        return -1, ""
+
+
+def mark_waiting(index: int, begins: bool) -> None:
+    """Say that the rank blocks in an operation of slot `index`, or does so no more."""
+    if index >= 0:
+        (_hooks.page.wait if begins else _hooks.page.waited)(index)

@@ -1,0 +1,14 @@
+"""Process groups for torch that are fast on one host, name who is missing, and outlive the death of a rank.
+
+Importing this room registers the backend `argosy` with torch.distributed.
+"""
+
+from argosy.collective.backend import joining, layout_of, register
+from argosy.collective.group import Group
+from argosy.collective.latch import Latch
+from argosy.collective.rendezvous import Superseded
+from argosy.collective.wire import CollectiveMismatch
+
+register()
+
+__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "layout_of", "register"]

@@ -1,0 +1,44 @@
+"""How torch gets our groups, and how a newcomer's begin."""
+
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
+import hashlib
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from argosy.collective import registry
+from argosy.collective.group import Group
+
+
+def register() -> None:
+    """Make `init_process_group("argosy")` work; once is enough."""
+    if "ARGOSY" not in dist.Backend._plugins:
+        dist.Backend.register_backend("argosy", _make, extended_api=True, devices=["cpu"])
+
+
+def _make(opts: Any, _options: Any = None) -> Group:
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    timeout = opts.timeout if isinstance(opts.timeout, timedelta) else timedelta(minutes=30)
+    return Group(opts.store, opts.group_rank, opts.group_size, ranks, timeout)
+
+
+@contextmanager
+def joining() -> Generator[None]:
+    """Groups made in this block begin alone, for a rank that replaces another: they go live with `reform`."""
+    registry.set_joining(True)
+    try:
+        yield
+    finally:
+        registry.set_joining(False)
+
+
+def layout_of(*models: Any) -> str:
+    """A digest of how DDP laid its gradients out in buckets, for `reform`; the same on ranks that fit together."""
+    names = ("rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
+    found = [{name: str(model._get_ddp_logging_data().get(name)) for name in names} for model in models]
+    return hashlib.blake2s(json.dumps(found).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,202 @@
+"""Measure the collectives of this host: every operation and size, through `torch.distributed`, against Gloo.
+
+python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from argosy.collective.backend import register
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+SIZES = (4, 4096, 65536, 1 << 20, 16 << 20, 256 << 20)
+BACKENDS = ("argosy", "gloo")
+_SAMPLE_S = 0.6
+_SAMPLES_MAX = 200
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One cell: an operation on `nbytes` per rank (the gathered or scattered whole), in seconds."""
+
+    backend: str
+    operation: str
+    nbytes: int
+    ranks: int
+    median_s: float
+    best_s: float
+    samples: int
+
+    @property
+    def bus_gb_s(self) -> float:
+        """Bytes that each rank must move over its link at least, per second, as NCCL's tests count them."""
+        share = (self.ranks - 1) / self.ranks
+        factor = {"all_reduce": 2 * share, "broadcast": 1.0, "barrier": 0.0}.get(self.operation, share)
+        return factor * self.nbytes / self.median_s / 1e9
+
+
+def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backends: Sequence[str]) -> list[Result]:
+    """Fork `ranks` processes and measure; samples of the backends alternate. Nothing is left running."""
+    children: list[int] = []
+    try:
+        port = _fork_store(children)
+        result, told = os.pipe()  # after the store, which would keep its end open
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                _be_rank(rank, port, told, (ranks, sizes, operations, backends))
+            children.append(pid)
+        os.close(told)
+        with os.fdopen(result, "rb") as file:
+            raw = file.read()
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return msgspec.json.decode(raw, type=list[Result])
+
+
+def _fork_store(children: list[int]) -> int:
+    """A store in a process of its own: one with the store's threads must not fork ranks."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        store: Any = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(write, str(store.port).encode())
+        signal.pause()
+    children.append(pid)
+    os.close(write)
+    try:
+        return int(os.read(read, 16))
+    finally:
+        os.close(read)
+
+
+def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Sequence[str], Sequence[str]]) -> None:
+    ranks, sizes, operations, backends = what
+    try:
+        torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        register()
+        store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(minutes=5))
+        groups = {backend: dist.new_group(backend=backend) for backend in backends}
+        found = [
+            cell
+            for operation in operations
+            for nbytes in (sizes if operation != "barrier" else [0])
+            for cell in _cells(operation, nbytes, ranks, groups)
+        ]
+        if rank == 0:
+            with os.fdopen(told, "wb") as file:
+                file.write(msgspec.json.encode(found))
+        dist.barrier()
+    except BaseException as error:
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> list[Result]:
+    call = _call(operation, nbytes, ranks)
+    calls = 20 if nbytes <= 65536 else 1  # else the small ones show how unevenly ranks leave a barrier
+    times: dict[str, list[float]] = {backend: [] for backend in groups}
+    began = time.perf_counter()
+    for _ in range(_SAMPLES_MAX):
+        for backend, group in groups.items():
+            if not times[backend]:
+                call(group)
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call(group)
+            times[backend].append((time.perf_counter() - start) / calls)
+        enough = torch.tensor([float(time.perf_counter() - began > _SAMPLE_S * len(groups))])
+        dist.broadcast(enough, 0)
+        if enough.item() and len(times[next(iter(groups))]) >= 3:
+            break
+    return [
+        Result(backend, operation, nbytes, ranks, statistics.median(values), min(values), len(values))
+        for backend, values in times.items()
+    ]
+
+
+def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
+    count = max(1, nbytes // 4 // ranks)
+    whole, part = torch.ones(count * ranks), torch.ones(count)
+    exact = torch.ones(max(1, nbytes // 4))
+    names: Any = dist  # torch 2.13 renamed two of them
+    scatter = getattr(names, "reduce_scatter_single", None) or names.reduce_scatter_tensor
+    gather = getattr(names, "all_gather_single", None) or names.all_gather_into_tensor
+    calls: dict[str, Callable[[Any], object]] = {
+        "all_reduce": lambda group: dist.all_reduce(exact, group=group),
+        "reduce_scatter": lambda group: scatter(part, whole, group=group),
+        "all_gather": lambda group: gather(whole, part, group=group),
+        "broadcast": lambda group: dist.broadcast(exact, 0, group=group),
+        "barrier": lambda group: dist.barrier(group=group),
+    }
+    if operation == "all_to_all":  # needs a third tensor
+        out = torch.ones(count * ranks)
+        return lambda group: dist.all_to_all_single(out, whole, group=group)
+    return calls[operation]
+
+
+def table(results: Sequence[Result], backends: Sequence[str]) -> Table:
+    """One line per operation and size; the last column compares with the last backend."""
+    shown = Table(title=f"{results[0].ranks} ranks on one host, medians")
+    shown.add_column("operation")
+    shown.add_column("bytes", justify="right")
+    for backend in backends:
+        shown.add_column(f"{backend} us", justify="right")
+        shown.add_column("bus GB/s", justify="right")
+    shown.add_column("ratio", justify="right")
+    cells: dict[tuple[str, int], dict[str, Result]] = {}
+    for result in results:
+        cells.setdefault((result.operation, result.nbytes), {})[result.backend] = result
+    for (operation, nbytes), row in cells.items():
+        times = [part for backend in backends for part in _texts(row[backend])]
+        ratio = row[backends[-1]].median_s / row[backends[0]].median_s
+        shown.add_row(operation, str(nbytes), *times, f"{ratio:.1f}x")
+    return shown
+
+
+def _texts(result: Result) -> tuple[str, str]:
+    speed = f"{result.bus_gb_s:.2f}" if result.nbytes >= 65536 else ""
+    return f"{result.median_s * 1e6:.0f}", speed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m argosy.collective.bench", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=min(4, 2 * (os.cpu_count() or 1)))
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, comma-separated")
+    parser.add_argument("--operations", default=",".join(OPERATIONS))
+    parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    backends = given.backends.split(",")
+    sizes = [int(size) for size in given.sizes.split(",")]
+    results = measure(given.ranks, sizes, given.operations.split(","), backends)
+    if given.json:
+        print(json.dumps([msgspec.to_builtins(result) | {"bus_gb_s": result.bus_gb_s} for result in results]))
+    else:
+        Console().print(table(results, backends))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The shared-memory engine of one group and generation: operations, point to point, and why they broke."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from argosy._select import native
+from argosy.collective.rendezvous import Hello
+from argosy.collective.segment import ABORT_DEADLINE, ABORT_ELSEWHERE, Segment
+from argosy.collective.watcher import watcher
+from argosy.collective.wire import CollectiveMismatch, Wish, explain
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
+
+Part = tuple[int, int]
+_ABORTED, _MISMATCH, _DEADLINE = 1, 2, 3
+
+
+class Engine:
+    """Moves bytes between the ranks of a group on one host. One operation at a time, in the same order everywhere."""
+
+    def __init__(self, segment: Segment, hellos: Sequence[Hello], ranks: Sequence[int]) -> None:
+        self.segment = segment
+        self.size, self.rank = segment.shape.size, segment.rank
+        self._ranks = tuple(ranks)
+        self.on_loss: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._number = 0
+        self._tickets = [
+            watcher().watch(hello.pid, self._loss_of(rank)) for rank, hello in enumerate(hellos) if rank != self.rank
+        ]
+
+    def run(self, wish: Wish, sends: Sequence[Part], receives: Sequence[Part], timeout_s: float) -> None:
+        """Take part in one collective.
+
+        Raises:
+            PeerLost: a rank of the group died before all had arrived.
+            DeadlinePassed: some rank did not arrive in time; it is named, and the group is lost.
+            CollectiveMismatch: the ranks want different things; the group can go on.
+        """
+        with self._lock:
+            self._number += 1
+            head = msgspec.structs.replace(wish, number=self._number).pack()
+            code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
+            if code == 0:
+                return
+            error = self._explain(code, timeout_s)
+        raise error
+
+    def check(self) -> None:
+        """Raise what an operation would, if the group is already broken."""
+        if self.segment.broken() is not None:
+            raise self._explain(_ABORTED, 0.0)
+
+    def abort(self, cause: str) -> None:
+        """Break the waits of all ranks because of something outside this group."""
+        self.segment.abort(ABORT_ELSEWHERE, cause)
+
+    def close(self) -> None:
+        """Watch the peers no more. The memory goes when the last operation lets go of it."""
+        for ticket in self._tickets:
+            watcher().forget(ticket)
+        self._tickets = []
+
+    def _loss_of(self, rank: int) -> Callable[[str], None]:
+        def told(cause: str) -> None:
+            self.segment.abort(rank + 1, cause)
+            self.on_loss()
+
+        return told
+
+    def explain_deadline(self, what: str, timeout_s: float) -> DeadlinePassed:
+        """Name who is behind this rank, with what each of them did last."""
+        mine = self.segment.stage(self.rank)
+        behind = [r for r in range(self.size) if 0 < (mine - self.segment.stage(r)) % (1 << 32) < 1 << 31]
+        parts: list[str] = []
+        for rank in behind:
+            last = self.segment.wish(rank)[0]
+            did = f"last in {last}" if last.number else "has issued none yet"
+            parts.append(f"rank {self._ranks[rank]} ({did})")
+        who = ", ".join(parts) or "nobody"
+        return DeadlinePassed(f"{what}: waited for {who}", timeout_s)
+
+    def _explain(self, code: int, timeout_s: float) -> ArgosyError:
+        wish = self.segment.wish(self.rank)[0]
+        if code == _MISMATCH:
+            # Nobody overwrites the heads of this stage before this rank has arrived once more.
+            stage = (self.segment.stage(self.rank) - 1) % (1 << 32)
+            found = [self.segment.wish(rank, stage) for rank in range(self.size)]
+            return CollectiveMismatch(explain([wish for wish, _ in found], [sizes for _, sizes in found]))
+        if code == _DEADLINE:
+            error = self.explain_deadline(str(wish), timeout_s)
+            self.segment.abort(ABORT_DEADLINE, str(error))
+            return error
+        reason, cause = self.segment.broken() or (ABORT_ELSEWHERE, "")
+        # The cause is written before the word, but by another process: give it a moment.
+        for _ in range(10):
+            if cause:
+                break
+            time.sleep(0.001)
+            reason, cause = self.segment.broken() or (reason, cause)
+        if reason == ABORT_DEADLINE:
+            return DeadlinePassed(cause, timeout_s)
+        if reason == ABORT_ELSEWHERE:
+            return PeerLost("a rank of another group", cause)
+        return PeerLost(f"rank {format_ranks([self._ranks[reason - 1]])}", cause or "its process is gone")

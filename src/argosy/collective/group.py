@@ -1,0 +1,474 @@
+"""The process group: torch's methods, three states, and an inside that can be exchanged.
+
+G1  A joining group answers every operation locally; a live one asks its peers; a lost one raises its loss, or,
+    while a latch is set, answers locally.
+G2  Operations of a group run in the order in which they were issued, on one thread. A synchronous one runs in
+    the caller's thread if nothing is queued.
+G3  Re-forming exchanges engine, postman and fallback; object, name, rank and size stay.
+"""
+
+# Torch's own stubs disagree with each other about names and options of these methods.
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# pyright: reportAssignmentType=false, reportPrivateUsage=false, reportCallIssue=false
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from argosy.collective import plans, registry
+from argosy.collective.arguments import check_whole, hide_from_dynamo, reduction_code, reduction_options, seconds, split
+from argosy.collective.inside import Inside
+from argosy.collective.latch import Latch
+from argosy.collective.plans import Plan
+from argosy.collective.postman import Letter
+from argosy.collective.rendezvous import Meeting
+from argosy.collective.wire import Wish
+from argosy.collective.work import Queue, Work
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.observe import count_collective, mark_waiting
+
+OPERATIONS = [
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+    "_allgather_base",
+    "allgather_into_tensor_coalesced",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+]
+
+State = Literal["joining", "live", "lost"]
+
+
+class Group(dist.ProcessGroup):
+    """A `torch.distributed.ProcessGroup`; made by `init_process_group("argosy")` and `new_group`."""
+
+    supports_coalescing = False
+
+    def __init__(self, store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._store, self._timeout = store, timeout
+        self._place, self._ranks = (rank, size), tuple(ranks)
+        self._name, self._description = "", "undefined"
+        self.state: State = "joining"
+        self.generation = 0
+        self.loss: ArgosyError | None = None
+        self._inside: Inside | None = None
+        self._queue = Queue(f"argosy-group-{rank}")
+        registry.add(self)
+        if not registry.joining():
+            self._form(0, "", timeout.total_seconds(), None)
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return "argosy"
+
+    def name(self) -> str:
+        return "argosy"
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def rank(self) -> int:
+        return self._place[0]
+
+    def size(self) -> int:
+        return self._place[1]
+
+    def getRank(self) -> int:
+        return self._place[0]
+
+    def getSize(self) -> int:
+        return self._place[1]
+
+    def _get_backend(self, device: torch.device) -> "Group":
+        return self
+
+    def _get_backend_name(self) -> str:
+        return "argosy"
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Torch asks each new group for it; ours counts in its engine."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def latched(self) -> Latch:
+        """Begin a step in which no loss raises; its vote decides whether the step counts."""
+        return Latch(self)
+
+    def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
+        """Run a newcomer's forward and backward pass alone, as often as DDP needs to settle its buckets.
+
+        It rebuilds them in the second pass and says how in the third, which `layout_of` reads.
+
+        Raises:
+            ConfigError: the group is not joining.
+        """
+        if self.state != "joining":
+            raise ConfigError(f"only a group that is joining can rehearse; this one is {self.state}")
+        for _ in range(times):
+            step()
+
+    def reform(
+        self,
+        members: Sequence[int] | None,
+        generation: int,
+        *,
+        layout: str = "",
+        timeout_s: float = 60.0,
+        give_up: Callable[[], bool] | None = None,
+    ) -> None:
+        """Meet the members again as `generation`, and go on with them in this same object.
+
+        The other groups of this process whose ranks are all in this one are re-formed with it. `layout` must be
+        the same on all members (see `layout_of`). `give_up` is asked while waiting: True ends it.
+
+        Raises:
+            ConfigError: `members` are not the ranks of the group, or the generation does not grow.
+            PeerLost, DeadlinePassed, Superseded: the group stays as it was; try with a newer generation.
+            ArgosyError: layouts differ.
+        """
+        if members is not None and sorted(members) != list(range(self.size())):
+            raise ConfigError(f"a group keeps its {self.size()} members: {list(members)}")
+        if self._inside is not None and generation <= self.generation:
+            raise ConfigError(f"the generation must grow beyond {self.generation}: {generation}")
+        deadline = time.monotonic() + timeout_s
+        for group in registry.groups():
+            if group is self or set(group._ranks) <= set(self._ranks):
+                own = layout if group is self else ""
+                group._form(generation, own, max(0.0, deadline - time.monotonic()), give_up)
+
+    def _form(self, generation: int, layout: str, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
+        rank, size = self._place
+        name = self._name or "default"
+        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout)
+        old, inside = self._inside, Inside(self._store, meeting, self._timeout)
+        if old is not None:
+            self._lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
+            if old.engine is not None:
+                old.engine.abort(f"generation {generation} is formed")
+            old.close()
+        self.drain(timeout_s)
+        inside.open(self._ranks, timeout_s, give_up)
+        self._inside, self.generation, self.loss, self.state = inside, generation, None, "live"
+        if inside.engine is not None:
+            inside.engine.on_loss = self._heard
+
+    def _heard(self) -> None:
+        """A peer died: the watcher's thread tells."""
+        inside, latch = self._inside, registry.latch()
+        if latch is None or inside is None or inside.engine is None:
+            return
+        with suppress(Exception):
+            try:
+                inside.engine.check()
+            except ArgosyError as loss:
+                latch.trip(loss)
+
+    def _lose(self, loss: ArgosyError) -> None:
+        if self.loss is None and self.state == "live":
+            self.loss, self.state = loss, "lost"
+
+    def give_up(self, loss: ArgosyError) -> None:
+        """Count as lost, and let no rank of the group wait for this one."""
+        if self.state == "live" and self._inside is not None:
+            if self._inside.engine is not None:
+                self._inside.engine.abort(str(loss))
+            self._lose(loss)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until nothing that was issued is still running."""
+        self._queue.drain(timeout_s)
+
+    def agree(self, ready: bool) -> bool:
+        """Return whether all ranks said they are ready.
+
+        Raises:
+            PeerLost, DeadlinePassed: the group is lost, on all survivors alike.
+        """
+        if self.state == "joining":
+            return ready
+        if self.loss is not None:
+            raise self.loss
+        word = torch.tensor([int(ready)], dtype=torch.uint8)
+        options = reduction_options("MIN")
+        plan = plans.all_reduce("vote", [word], reduction_code(options), ("allreduce", ([word], options)))
+        self._carry_out(plan, self._timeout.total_seconds())
+        return bool(word.item())
+
+    def shutdown(self) -> None:
+        self._queue.close()
+        if self._inside is not None:
+            self._inside.close()
+        registry.remove(self)
+
+    def abort(self) -> None:
+        self.give_up(PeerLost(f"rank {self.rank()}", "it aborted the group"))
+
+    # -- carrying out ------------------------------------------------------------------------------
+
+    def _issue(self, plan: Plan, opts: Any) -> Work:
+        index, site = count_collective(self, plan.name)
+        work = Work(plan.result)
+        if self.state != "live" and self._answered(plan, work):
+            return work
+        timeout_s = seconds(getattr(opts, "timeout", None), self._timeout)
+        job = partial(self._run, plan, work, timeout_s, site)
+        if getattr(opts, "asyncOp", True) is False and self._queue.idle():
+            mark_waiting(index, True)
+            try:
+                job()
+            finally:
+                mark_waiting(index, False)
+        else:
+            work.on_wait = partial(mark_waiting, index)
+            self._queue.put(job)
+        return work
+
+    def _answered(self, plan: Plan, work: Work) -> bool:
+        """Finish without the peers if that is how the group stands (G1)."""
+        if self.state == "live":
+            return False
+        if self.state == "joining" or registry.latch() is not None:
+            with torch.no_grad():
+                plan.answer()
+            work.finish()
+        else:
+            work.finish(self.loss)
+        return True
+
+    def _run(self, plan: Plan, work: Work, timeout_s: float, site: str = "") -> None:
+        try:
+            if self._answered(plan, work):
+                return
+            self._carry_out(plan, timeout_s, site)
+        except (PeerLost, DeadlinePassed) as loss:
+            self._lose(loss)
+            latch = registry.latch()
+            if latch is not None:
+                latch.trip(loss)
+            self._answered(plan, work)
+        except BaseException as error:
+            work.finish(error)
+        else:
+            work.finish()
+
+    def _carry_out(self, plan: Plan, timeout_s: float, site: str = "") -> None:
+        inside = self._inside
+        assert inside is not None
+        if not inside.takes(plan.tensors):
+            self._through_gloo(inside, plan)
+            return
+        assert inside.engine is not None
+        with torch.no_grad():
+            for step in plan.prepare():
+                wish = step.wish
+                marked = Wish(wish.kind, wish.name, wish.dtype, wish.reduction, wish.root, 0, site)
+                inside.engine.run(marked, step.sends, step.receives, timeout_s)
+                step.finish()
+            plan.after()
+
+    def _through_gloo(self, inside: Inside, plan: Plan) -> None:
+        method, arguments = plan.gloo
+        try:
+            getattr(inside.gloo(), method)(*arguments).wait()
+        except RuntimeError as error:
+            text = str(error)
+            if any(sign in text for sign in ("onnection", "ocket", "eer")):
+                raise PeerLost("a peer", text) from error
+            if "imed out" in text:
+                raise DeadlinePassed(f"{plan.name}: {text}", self._timeout.total_seconds()) from error
+            raise
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        return self._all_reduce("all_reduce", tensors, opts, "allreduce")
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        return self._all_reduce("all_reduce", tensors, opts, "allreduce_coalesced")
+
+    def _all_reduce(self, name: str, tensors: Any, opts: Any, method: str) -> Work:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        opts = opts if hasattr(opts, "reduceOp") else reduction_options(opts)
+        return self._issue(plans.all_reduce(name, tensors, reduction_code(opts), (method, (tensors, opts))), opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        plan = plans.reduce(tensors[0], reduction_code(opts), opts.rootRank, self._place, ("reduce", (tensors, opts)))
+        return self._issue(plan, opts)
+
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        plan = plans.broadcast(tensors, opts.rootRank, self._place, ("broadcast", (tensors, opts)))
+        return self._issue(plan, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self._issue(plans.all_gather(outputs, inputs, self.size(), ("allgather", (outputs, inputs))), opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        # outputs[rank][index]; a plan wants outputs[index][rank].
+        turned = [list(column) for column in zip(*outputs, strict=True)]
+        plan = plans.all_gather(turned, inputs, self.size(), ("allgather_coalesced", (outputs, inputs)))
+        return self._issue(plan, opts)
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        check_whole("all_gather", output, given, self.size())
+        plan = plans.all_gather([output], [given], self.size(), ("_allgather_base", (output, given)))
+        return self._issue(plan, opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        gloo = ("allgather_into_tensor_coalesced", (outputs, inputs))
+        return self._issue(plans.all_gather(list(outputs), list(inputs), self.size(), gloo), opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        gloo = ("reduce_scatter", (outputs, inputs, opts))
+        return self._issue(
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+        )
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        check_whole("reduce_scatter", given, output, self.size())
+        gloo = ("_reduce_scatter_base", (output, given, opts))
+        return self._issue(plans.reduce_scatter([output], [given], reduction_code(opts), self._place, gloo), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        gloo = ("reduce_scatter_tensor_coalesced", (outputs, inputs, opts))
+        return self._issue(
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+        )
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        own: list[torch.Tensor] = outputs[0] if outputs else []
+        gloo = ("gather", (outputs, inputs, opts))
+        return self._issue(plans.gather(own, inputs[0], opts.rootRank, self._place, gloo), opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        given: list[torch.Tensor] = inputs[0] if inputs else []
+        gloo = ("scatter", (outputs, inputs, opts))
+        return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, gloo), opts)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        plan = plans.all_to_all(outputs, inputs, list(outputs), ("alltoall", (outputs, inputs)))
+        return self._issue(plan, opts)
+
+    def all_to_all_single(
+        self, output: Any, given: Any, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Work:
+        size = self.size()
+        gloo = ("alltoall_base", (output, given, output_splits, input_splits))
+        whole = output.detach()
+        target = whole if whole.is_contiguous() else whole.contiguous()
+        outputs = split(target, output_splits, size)
+        plan = plans.all_to_all(outputs, split(given.detach().contiguous(), input_splits, size), [output], gloo)
+        if target is not whole:
+            plan.after = lambda: whole.copy_(target)
+        return self._issue(plan, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._issue(plans.barrier(("barrier", ())), opts)
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        return self._post("send", tensors, peer, tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        return self._post("recv", tensors, peer, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        return self._post("recv", tensors, -1, tag)
+
+    def _post(self, name: str, tensors: Any, peer: int, tag: int) -> Work:
+        index, site = count_collective(self, name, p2p=True)
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        work = Work(tensors)
+        work.on_wait = partial(mark_waiting, index)
+        method = "recv_anysource" if peer < 0 else name
+        plan = Plan(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
+        if self._answered(plan, work):
+            return work
+        inside = self._inside
+        assert inside is not None
+        if not inside.takes(tensors):
+            # Each on its own thread: a send must not wait for a receive that was issued after it.
+            threading.Thread(target=self._run, args=(plan, work, 0.0), daemon=True).start()
+            return work
+        memory = plans.Memory()
+        part = memory.read(tensors[0]) if name == "send" else memory.write(tensors[0])
+        letter = Letter(peer, tag, part, time.monotonic() + self._timeout.total_seconds())
+        letter.site = site
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                with torch.no_grad():
+                    memory.write_back()
+            elif isinstance(error, PeerLost | DeadlinePassed):
+                self._lose(error)
+                latch = registry.latch()
+                if latch is not None:
+                    latch.trip(error)
+                    error = None
+            work.finish(error, letter.peer)
+
+        letter.done = done
+        (inside.postman().send if name == "send" else inside.postman().receive)(letter)
+        return work
+
+    # Older names of the same operations, which torch before 2.13 and some callers of it use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+hide_from_dynamo(Group, OPERATIONS)

@@ -1,0 +1,68 @@
+"""A step as a transaction: losses inside it are kept, not raised, and a vote decides whether it counts.
+
+L1  While the latch is set no operation of any group raises a loss: it answers locally and at once.
+L2  All survivors see the same outcome of a vote: its one arrival beats every abort.
+L3  An exception raised after a loss is a consequence of it and ends with the block.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from argosy.collective import registry
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost
+
+if TYPE_CHECKING:
+    from argosy.collective.group import Group
+
+_DRAIN_S = 3600.0
+
+
+class Latch:
+    """One attempt at a step. `committed` says whether it counted, `loss` why it did not."""
+
+    def __init__(self, group: "Group") -> None:
+        self._group = group
+        self.loss: ArgosyError | None = None
+        self.committed = False
+
+    def __enter__(self) -> "Latch":
+        if registry.latch() is not None:
+            raise RuntimeError("a latch is already set in this process")
+        registry.set_latch(self)
+        for group in registry.groups():
+            if group.loss is not None:
+                self.trip(group.loss)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._drain()
+        registry.set_latch(None)
+        return self.loss is not None and isinstance(error, Exception)  # L3
+
+    def trip(self, loss: ArgosyError) -> None:
+        """Keep the first loss, and break the waits of every group: the step cannot count any more."""
+        if self.loss is None:
+            self.loss = loss
+        for group in registry.groups():
+            group.give_up(self.loss)
+
+    def vote(self, apply: Callable[[], object] | None = None, *, ready: bool = True) -> bool:
+        """Call `apply` if all ranks are here and ready; otherwise change nothing and return False."""
+        self._drain()
+        if self.loss is None:
+            try:
+                agreed = self._group.agree(ready)
+            except (PeerLost, DeadlinePassed) as loss:
+                self.trip(loss)
+                return False
+            if agreed and apply is not None:
+                apply()
+            self.committed = agreed
+        return self.committed
+
+    def _drain(self) -> None:
+        for group in registry.groups():
+            group.drain(_DRAIN_S)

@@ -1,0 +1,176 @@
+"""The shared memory of one group and one generation: laid out, mapped, read by those who explain.
+
+A segment is an anonymous file (memfd): it needs no room in /dev/shm and cannot be left behind. It is used until
+its first abort; then a new generation has a new one.
+
+Header of 4096 bytes, then a region per rank: words, three heads, three buffers, and an inbox ring for each
+sender. native/src/segment.rs has the same offsets.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+
+from argosy.collective.wire import HEAD_BYTES, Wish
+from argosy.core import ArgosyError, PeerLost
+
+MAGIC = int.from_bytes(b"ARGSEGM\x01", "little")
+_HEADER = struct.Struct("<QIIQII")
+_ABORT_AT, _BELL_AT, _CAUSE_AT, _CAUSE_BYTES = 64, 128, 256, 200
+_FIRST_AT, _HEADS_AT, _DOORBELL_AT, _LAST_HEAD_AT = 4096, 256, 64, 192
+RING_HEADER = 128
+CHUNK_BYTES = 384 << 10
+"""Of each of the three buffers; that all of a group stay in the cache was worth 2x against 16 MiB."""
+
+ABORT_DEADLINE = 0xFFFFFFFE
+ABORT_ELSEWHERE = 0xFFFFFFFF
+
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Shape:
+    """Where things are in a segment for `size` ranks."""
+
+    def __init__(self, size: int, chunk: int = CHUNK_BYTES) -> None:
+        self.size, self.chunk = size, chunk
+        self.head_stride = -(-(HEAD_BYTES + 16 * size) // 64) * 64
+        self.buffers_at = -(-(_HEADS_AT + 3 * self.head_stride) // 4096) * 4096
+        self.rings_at = self.buffers_at + 3 * chunk
+        self.ring = max(8 << 10, min(256 << 10, (1 << 20) // size)) // 64 * 64
+        self.stride = -(-(self.rings_at + size * (RING_HEADER + self.ring)) // 4096) * 4096
+        self.total = _FIRST_AT + size * self.stride
+
+
+def create(size: int) -> int:
+    """Return the descriptor of a new segment for `size` ranks.
+
+    Raises:
+        ArgosyError: there is not enough memory for it.
+    """
+    shape = Shape(size)
+    fd = os.memfd_create("argosy-collective", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, shape.total)  # a lack of memory is said here, not by SIGBUS in an operation
+        os.pwrite(fd, _HEADER.pack(MAGIC, size, shape.chunk, shape.stride, shape.head_stride, shape.ring), 0)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise ArgosyError(f"no memory for a group's buffers: {shape.total} bytes") from error
+        raise
+    return fd
+
+
+class Segment:
+    """A mapped segment, as one of its ranks sees it."""
+
+    def __init__(self, fd: int, size: int, rank: int) -> None:
+        self.shape, self.rank = Shape(size), rank
+        self._memory = mmap.mmap(fd, self.shape.total)
+        self._anchor = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._anchor)
+        self.view = memoryview(self._memory)
+        magic, count, chunk, stride, *_ = _HEADER.unpack_from(self.view)
+        if (magic, count, chunk, stride) != (MAGIC, size, self.shape.chunk, self.shape.stride):
+            raise ArgosyError("a peer made its shared segment with another version of argosy")
+
+    # -- ending it ---------------------------------------------------------------------------------
+
+    def abort(self, code: int, cause: str = "") -> None:
+        """Break every wait in the segment, now and later. The first reason stays."""
+        word = self._word(_ABORT_AT)
+        if word.value == 0:
+            raw = cause.encode()[: _CAUSE_BYTES - 1]
+            self.view[_CAUSE_AT : _CAUSE_AT + len(raw) + 1] = raw + b"\0"
+            word.value = code
+        wake(self.address + _BELL_AT)
+        for rank in range(self.shape.size):
+            self.ring_doorbell(rank)
+
+    def broken(self) -> tuple[int, str] | None:
+        """Why the segment was aborted, or None."""
+        code = self._word(_ABORT_AT).value
+        if code == 0:
+            return None
+        raw = bytes(self.view[_CAUSE_AT : _CAUSE_AT + _CAUSE_BYTES])
+        return code, raw.split(b"\0", 1)[0].decode(errors="replace")
+
+    # -- explaining --------------------------------------------------------------------------------
+
+    def stage(self, rank: int) -> int:
+        return self._word(self._region(rank)).value
+
+    def wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
+        """What `rank` asked for in `stage`, or last, with the lengths it sends and receives."""
+        region = self._region(rank)
+        which = self._word(region + _LAST_HEAD_AT).value if stage is None else stage
+        at = region + _HEADS_AT + which % 3 * self.shape.head_stride
+        lengths = struct.unpack_from(f"<{2 * self.shape.size}Q", self.view, at + HEAD_BYTES)
+        return Wish.unpack(bytes(self.view[at : at + HEAD_BYTES])), lengths
+
+    # -- point to point ----------------------------------------------------------------------------
+
+    def ring_at(self, sender: int, receiver: int) -> int:
+        """Offset of the ring in which `sender` writes to `receiver`."""
+        step = RING_HEADER + self.shape.ring
+        return self._region(receiver) + self.shape.rings_at + sender * step
+
+    def doorbell(self, rank: int) -> int:
+        return self._word(self._region(rank) + _DOORBELL_AT).value
+
+    def ring_doorbell(self, rank: int) -> None:
+        word = self._word(self._region(rank) + _DOORBELL_AT)
+        word.value += 1  # two at once may count as one: both wake the sleeper
+        wake(self.address + self._region(rank) + _DOORBELL_AT)
+
+    def await_doorbell(self, heard: int, most_s: float) -> None:
+        """Sleep until somebody rings for this rank, or `most_s` have passed."""
+        sleep(self.address + self._region(self.rank) + _DOORBELL_AT, heard, most_s)
+
+    def _region(self, rank: int) -> int:
+        return _FIRST_AT + rank * self.shape.stride
+
+    def _word(self, offset: int) -> ctypes.c_uint32:
+        return ctypes.c_uint32.from_buffer(self._memory, offset)
+
+
+def sleep(address: int, expected: int, most_s: float) -> None:
+    """Wait on a word of shared memory while it is `expected`; the GIL is free meanwhile."""
+    if _SYS_FUTEX is None:
+        ctypes.CDLL(None).usleep(min(1000, int(most_s * 1e6)))
+        return
+    time = _Timespec(int(most_s), int(most_s % 1 * 1e9))
+    _libc.syscall(
+        _SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAIT, ctypes.c_uint32(expected), ctypes.byref(time), None, 0
+    )
+
+
+def wake(address: int) -> None:
+    """Wake all who wait on a word of shared memory."""
+    if _SYS_FUTEX is not None:
+        _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+def open_of(pid: int, fd: int, size: int, rank: int, peer: str) -> Segment:
+    """Map the segment that process `pid` holds open as `fd`.
+
+    Raises:
+        PeerLost: it is gone.
+    """
+    try:
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise PeerLost(peer, "gone before its shared memory was opened") from error
+    try:
+        return Segment(own, size, rank)
+    finally:
+        os.close(own)

@@ -1,0 +1,137 @@
+"""Works that torch can wait for, and the thread on which a group's operations run in order."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from argosy.core import DeadlinePassed
+
+
+class Work(dist.Work):
+    """One operation. `result` are its tensors, also the value of the future."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._result = result
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._lock = threading.Lock()
+        self._source = -1
+        self.on_wait: Callable[[bool], None] = lambda begins: None
+
+    def finish(self, error: BaseException | None = None, source: int = -1) -> None:
+        """Wake who waits; called once."""
+        with self._lock:
+            self._error, self._source = error, source
+            self._ended.set()
+            future = self._future
+        if future is not None:
+            self._fill(future)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if not self._ended.is_set():
+            self.on_wait(True)
+            try:
+                seconds = timeout.total_seconds()
+                if not self._ended.wait(seconds if seconds > 0 else None):
+                    raise DeadlinePassed("a collective", seconds)
+            finally:
+                self.on_wait(False)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Any:
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                ready = self._ended.is_set()
+            else:
+                return self._future
+        if ready:
+            self._fill(self._future)
+        return self._future
+
+    def _fill(self, future: Any) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(self._result)
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+
+class Queue:
+    """Runs jobs in order on a thread of its own, which starts with the first job."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def idle(self) -> bool:
+        return not self._jobs and not self._busy
+
+    def put(self, job: Callable[[], None]) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is queued or running; False if that took too long."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            return self._changed.wait_for(self.idle, deadline - time.monotonic())
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+                self._busy = True
+            try:
+                job()
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+                del job

@@ -1,0 +1,131 @@
+"""Every wait ends: by a loss that is named, by a deadline that names who is missing, by a mismatch on all ranks."""
+
+from pathlib import Path
+
+import pytest
+from crew import crew
+
+SCRIPTS = Path(__file__).parent / "scripts"
+OPERATIONS = [
+    "all_reduce",
+    "small all_reduce",
+    "async all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "barrier",
+    "recv",
+    "send",
+]
+
+DEADLINE = """
+import datetime
+from argosy.core import DeadlinePassed
+world = form(timeout=datetime.timedelta(seconds=1))
+dist.barrier()
+if rank != 1:
+    try:
+        dist.all_reduce(torch.ones(3))  # line 8
+    except DeadlinePassed as error:
+        print(error)
+else:
+    import time
+    time.sleep(2)
+    try:
+        dist.barrier()
+    except DeadlinePassed as error:
+        print(error)
+import os, sys; sys.stdout.flush(); os._exit(0)
+"""
+
+MISMATCH = """
+from argosy.collective import CollectiveMismatch
+world = form()
+calls = [
+    lambda: dist.all_reduce(torch.ones(3 + (rank == 1))),
+    lambda: dist.all_reduce(torch.ones(3, dtype=torch.float64 if rank == 1 else torch.float32)),
+    lambda: dist.all_reduce(torch.ones(3)) if rank == 1 else dist.broadcast(torch.ones(3), 0),
+    lambda: dist.broadcast(torch.ones(3), rank % 2),
+    lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM),
+    lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * 3, [1] * 3 if rank else [2, 1, 0]),
+    lambda: dist.all_reduce(torch.ones(900_000 + (rank == 1))),
+]
+for call in calls:
+    try:
+        call()
+    except CollectiveMismatch as error:
+        print(error)
+dist.all_reduce(x := torch.ones(3))
+assert x[0] == size
+"""
+
+STOPPED = """
+import os, signal, threading, time
+world = form()
+x = torch.ones(4)
+dist.all_reduce(x)
+if rank == 1:
+    pid = os.getpid()
+    if os.fork() == 0:
+        time.sleep(0.2); os.kill(pid, signal.SIGSTOP); time.sleep(1); os.kill(pid, signal.SIGCONT); os._exit(0)
+for i in range(60):
+    time.sleep(0.01)
+    dist.all_reduce(x := torch.full((100_000,), float(rank + i)))
+    assert x[0] == size * i + sum(range(size)), x
+print("good")
+"""
+
+EXITS = """
+import os, sys
+from argosy.core import PeerLost
+form()
+dist.barrier()
+if rank == 0:
+    os._exit(3)
+try:
+    dist.barrier()
+except PeerLost as error:
+    print(error)
+sys.stdout.flush(); os._exit(0)
+"""
+
+
+def test_a_killed_rank_is_named_on_every_other_in_each_operation():
+    said = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=OPERATIONS)
+    for text in said[:2]:
+        lines = text.splitlines()
+        assert len(lines) == 2 * len(OPERATIONS), text
+        for first, again in zip(lines[::2], lines[1::2], strict=True):
+            message, late_ms = first.split("|")
+            assert message == again == "rank 2 is lost: killed by SIGKILL"
+            assert float(late_ms) < 2000  # no hang; the figure itself is bench/collectives.py's
+
+
+def test_a_deadline_names_who_has_not_arrived():
+    said = crew(DEADLINE, 3)
+    for rank in (0, 2):
+        assert "all_reduce #2 of float32 at script.py:8: waited for rank 1 (last in barrier #1" in said[rank]
+    assert "waited for rank 1" in said[1]
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
+def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bool):
+    said = crew(MISMATCH, 3, compiled=compiled)
+    assert said[0] == said[1] == said[2]
+    lines = said[0].splitlines()
+    assert len(lines) == 7
+    assert lines[0] == (
+        "ranks called different collectives: ranks 0,2: all_reduce #1 of float32 at script.py:5, 12 bytes; "
+        "rank 1: all_reduce #1 of float32 at script.py:5, 16 bytes"
+    )
+    assert "broadcast #3 of float32 with root 0 at script.py:7" in lines[2]
+    assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
+
+
+def test_a_rank_that_was_stopped_for_a_second_is_not_lost():
+    assert crew(STOPPED, 2) == ["good\n"] * 2
+
+
+def test_a_rank_that_exits_without_a_word_is_named_with_its_code():
+    assert crew(EXITS, 3, must_end_well=False)[1:] == ["rank 0 is lost: exit code 3\n"] * 2
