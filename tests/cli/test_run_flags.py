@@ -157,3 +157,12 @@ def test_what_cannot_be_started_is_refused_before_anything_is(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError):
         launching.check_target(kind, target)
+
+
+@pytest.mark.parametrize("words", [["--grace", "nan"], ["--grace", "-1"], ["--hang-after", "inf"], ["--hang-timeout", "nan"]])
+def test_a_time_is_a_finite_number_of_seconds(console: Console, words: list[str]):
+    """Not a number would be a wake-up that is never due and never over: an agent that spins."""
+    (console.cwd / "hello.py").write_text("print('hello')\n")
+    ended = console.argosy("run", *words, "hello.py")
+    assert ended.code == 2
+    assert "must be a number of seconds" in ended.text

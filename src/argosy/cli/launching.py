@@ -1,5 +1,6 @@
 """From the options of `argosy run` to a launch that the agent can start."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -63,6 +64,12 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     """Start the run; returns the exit code, or 0 at once if it is detached."""
     kind: Literal["script", "module", "program"] = "program" if program else "module" if options.module else "script"
     check_target(kind, target)
+    for flag, seconds in (
+        ("grace", options.grace),
+        ("hang-after", options.hang_after),
+        ("hang-timeout", options.hang_timeout),
+    ):
+        check_seconds(flag, seconds)
     dims = parse_dims(options)
     shown = shown_streams(options.redirects, prod(dims.values()))
     secrets = read_secrets(options.secrets, os.environ)
@@ -157,6 +164,16 @@ def number_from(environment: Mapping[str, str], name: str, default: float) -> fl
     if not 0 <= number < 1e18:
         raise ConfigError(f"{name} must be a number, not negative: {text!r}")
     return number
+
+
+def check_seconds(flag: str, seconds: float | None) -> None:
+    """Refuse what is no duration.
+
+    Raises:
+        ConfigError: negative, infinite or not a number.
+    """
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ConfigError(f"--{flag} must be a number of seconds: {seconds}")
 
 
 def check_target(kind: str, target: str) -> None:

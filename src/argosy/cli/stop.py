@@ -5,6 +5,7 @@ import time
 
 import click
 
+from argosy.cli.launching import check_seconds
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 
 
@@ -17,6 +18,7 @@ def command(run: str | None, everything: bool, grace: float | None, dry_run: boo
     """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
     from argosy.process import StopRun, ask, connect_agent, find_run, list_runs
 
+    check_seconds("grace", grace)
     alive = list_runs()
     if everything:
         names = [living.name for living in alive.runs]
