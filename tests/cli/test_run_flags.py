@@ -6,6 +6,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from console import Console
 
 from argosy.cli import launching
 from argosy.cli.launching import Options, choose_restart, parse_dims, parse_threads, read_secrets
@@ -159,7 +160,9 @@ def test_what_cannot_be_started_is_refused_before_anything_is(
         launching.check_target(kind, target)
 
 
-@pytest.mark.parametrize("words", [["--grace", "nan"], ["--grace", "-1"], ["--hang-after", "inf"], ["--hang-timeout", "nan"]])
+@pytest.mark.parametrize(
+    "words", [["--grace", "nan"], ["--grace", "-1"], ["--hang-after", "inf"], ["--hang-timeout", "nan"]]
+)
 def test_a_time_is_a_finite_number_of_seconds(console: Console, words: list[str]):
     """Not a number would be a wake-up that is never due and never over: an agent that spins."""
     (console.cwd / "hello.py").write_text("print('hello')\n")
