@@ -19,7 +19,8 @@ from argosy.transfer import Split, UnalignedBlocks, blocked, describe, flat_rang
 SCRIPT = Path(__file__).with_name("layouts.py")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.system
+@pytest.mark.timeout(600)
 def test_1_a_step_after_a_move_is_bitwise_that_of_the_run_that_never_moved(tmp_path: Path):
     """Every layout trained and saved, then each restored into each and trained one step more."""
     env = os.environ | {

@@ -10,7 +10,7 @@ ENGINES = pytest.mark.parametrize("compiled", [True, False], ids=["native", "ref
 
 
 @ENGINES
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 4))])
 def test_every_operation_is_equal_to_gloos(size: int, compiled: bool):
     said = crew(SCRIPTS / "operations.py", size, compiled=compiled)
     assert [text.splitlines()[-1] for text in said] == ["good"] * size  # Gloo logs of its own errors
@@ -27,6 +27,7 @@ def numbers(text: str) -> list[tuple[str, list[float]]]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("size", [2, 4])
 def test_what_is_built_on_groups_gets_the_numbers_of_gloo(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BACKEND", "gloo")

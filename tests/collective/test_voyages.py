@@ -34,12 +34,14 @@ def sail(wrapper: str, size: int, seeds: list[int], compiled: bool = True) -> No
     assert sum(int(line[-2]) for line in lines[1:]) > 0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("wrapper", "size"), CONFIGURATIONS)
 def test_a_voyage_with_losses_ends_like_one_without(wrapper: str, size: int):
     sail(wrapper, size, [1, 2, 3, 4, 5])
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_the_reference_engine_survives_too():
     sail("ddp", 2, [1, 2], compiled=False)

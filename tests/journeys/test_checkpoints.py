@@ -31,7 +31,8 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.system
+@pytest.mark.timeout(400)
 def test_killed_on_four_ranks_it_goes_on_with_two(tmp_path: Path):
     with torchrun(4, tmp_path / "run", 2, "wait") as first:
         assert first.stdout

@@ -30,7 +30,8 @@ def together(by_rank: dict[int, list[int]]) -> list[int]:
     return [index for rank in sorted(by_rank) for index in by_rank[rank]]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.system
+@pytest.mark.timeout(400)
 def test_killed_twice_and_resumed_on_one_rank(tmp_path: Path) -> None:
     np.random.default_rng(0).integers(0, 256, 16 * 100 + 1).astype(np.uint16).tofile(tmp_path / "train.bin")
     shutil.copy(SCRIPT, tmp_path / "tokens.py")
