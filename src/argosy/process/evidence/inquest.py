@@ -66,7 +66,7 @@ class Inquest:
 
     def take(self, first: RankId, cause: str) -> None:
         """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
-        self._abandon()
+        self._conclude()
         self._crash = (first, cause)
         self._taking = Taking(self._targets(), time.monotonic(), deadline_s=EVIDENCE_S)
         self.poll(time.monotonic())
@@ -85,13 +85,17 @@ class Inquest:
             self._sample(now)
 
     def close(self) -> None:
-        """Stop whatever is under way."""
-        self._abandon()
+        """Stop whatever is under way; a failure is written down with what is known by now."""
+        self._conclude()
 
-    def _abandon(self) -> None:
+    def _conclude(self) -> None:
+        stacks: dict[int, Stack] = {}
         if self._taking is not None:
             self._taking.close()
-        self._taking = self._suspect = self._crash = None
+            stacks = self._taking.result()
+        self._taking = self._suspect = None
+        if self._crash is not None:
+            self._write_crash(stacks)
 
     def _targets(self) -> list[Target]:
         run = self._run
