@@ -1,5 +1,6 @@
 """The command tree. A command's module is imported when it is chosen; `--help` needs click alone."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -58,6 +59,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; every error that is the user's to mend is two lines, not a traceback."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # Closed by whoever started us: there is nobody to tell.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         cli(prog_name="argosy")
     except KeyboardInterrupt:

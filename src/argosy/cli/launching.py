@@ -36,6 +36,10 @@ from argosy.process import (
 )
 
 
+RANKS_MAX = 4096
+"""Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
+
+
 class Options(msgspec.Struct, kw_only=True):
     """What was asked for, as click parsed it."""
 
@@ -223,6 +227,8 @@ def parse_dims(options: Options) -> dict[str, int]:
         if not text.isdecimal():
             raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
         dims = {"rank": int(text)}
+    if prod(dims.values()) > RANKS_MAX:
+        raise ConfigError(f"one host takes {RANKS_MAX} ranks at most: {prod(dims.values())}")
     if min(dims.values()) < 1:
         raise ConfigError(f"the number of ranks must be positive: {options.mesh or options.ranks}")
     return dims
