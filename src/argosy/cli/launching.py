@@ -35,7 +35,6 @@ from argosy.process import (
     zygote_key,
 )
 
-
 RANKS_MAX = 4096
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 
