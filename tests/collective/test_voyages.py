@@ -15,7 +15,7 @@ CONFIGURATIONS = [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)]
 
 
 def sail(wrapper: str, size: int, seeds: list[int], compiled: bool = True) -> None:
-    """All seeds, after the undisturbed voyage: the same digests, and every fate came to pass without a hang."""
+    """All seeds, after the undisturbed voyage: the same digests, and no hang."""
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {} if compiled else {"ARGOSY_NATIVE": "0"}
     command = [sys.executable, str(VOYAGE), wrapper, str(size), "0", *map(str, seeds)]
