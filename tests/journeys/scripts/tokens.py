@@ -18,6 +18,11 @@ from argosy.data import Loader, Tokens
 CHECKPOINT = Path("checkpoint.pt")
 
 
+def say(*words: object) -> None:
+    """One write for a whole line: print writes piece by piece where Python is unbuffered, and ranks share the file."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def main() -> None:
     source, steps = Tokens(sys.argv[1], length=16), int(sys.argv[2])
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -33,7 +38,7 @@ def main() -> None:
         plain.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         data.load_state_dict(saved["data"])
-    print("PID", os.environ.get("RANK", "0"), os.getpid(), flush=True)
+    say("PID", os.environ.get("RANK", "0"), os.getpid())
     while data.step < steps:
         ids: list[int] = []
         for x, y in data.batches():
@@ -42,7 +47,7 @@ def main() -> None:
             ids += data.handed.ids
         optimizer.step()
         optimizer.zero_grad()
-        print("STEP", data.step, os.environ.get("RANK", "0"), *ids, flush=True)
+        say("STEP", data.step, os.environ.get("RANK", "0"), *ids)
         data.commit()
         if os.environ.get("HOLD_AT") == str(data.step - 1) and os.environ["RANK"] == "1":
             time.sleep(600)  # To be killed at a known step.
