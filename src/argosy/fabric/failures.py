@@ -2,10 +2,11 @@
 
 import pickle
 import traceback
+from types import TracebackType
 
 import msgspec
 
-from argosy.core import ArgosyError, ConfigError
+from argosy.core import ArgosyError
 from argosy.fabric.payload import dump
 
 
@@ -57,17 +58,9 @@ def rebuild(failure: Failure, where: str) -> BaseException:
     return error
 
 
-def unsent(what: str, error: ConfigError) -> ConfigError:
-    """An argument that could not be pickled, with the call that it was for."""
-    error.add_note(f"calling {what}")
-    return error
-
-
 def _name(error: BaseException) -> str:
     kind = type(error)
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
 
 
 def _text(error: BaseException) -> str:
@@ -77,7 +70,7 @@ def _text(error: BaseException) -> str:
         return "(its text raised an error of its own)"
 
 
-def _without_ours(error: BaseException) -> object:
+def _without_ours(error: BaseException) -> TracebackType | None:
     """The traceback from the user's first frame on."""
     trace = error.__traceback__
     while trace is not None and "argosy" in trace.tb_frame.f_globals.get("__name__", "").split(".")[:1]:

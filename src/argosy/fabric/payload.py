@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import cloudpickle
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
 from argosy.core import ConfigError
 
@@ -17,7 +17,7 @@ IN_BAND_MAX = 4096
 """Smaller buffers are cheaper as part of the pickle."""
 _SCALARS = frozenset({int, float, str, bytes, bool, type(None)})
 _PARTS_MAX = 10_000
-_CloudPickler: Any = cloudpickle.Pickler
+_CloudPickler: Any = cast(Any, cloudpickle).Pickler
 
 
 class _Pickler(_CloudPickler):
@@ -32,8 +32,8 @@ class _Pickler(_CloudPickler):
         return super().reducer_override(obj)
 
 
-def dump(value: object) -> tuple[bytes, list[memoryview]]:
-    """Pickle a value; returns the pickle and the buffers that go beside it.
+def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryview]]:
+    """Pickle a value; returns the pickle and the buffers that go beside it, none if `in_band`.
 
     Raises:
         ConfigError: some part cannot be pickled; the message says which, and why.
@@ -47,7 +47,7 @@ def dump(value: object) -> tuple[bytes, list[memoryview]]:
             raw = buffer.raw()
         except BufferError:
             return True
-        if raw.nbytes <= IN_BAND_MAX:
+        if in_band or raw.nbytes <= IN_BAND_MAX:
             return True
         buffers.append(raw)
         return False
@@ -129,20 +129,26 @@ def explain(value: object, error: BaseException) -> str:
 
 def _refusal(part: object) -> BaseException | None:
     try:
-        _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(part)
+        _Pickler(io.BytesIO(), protocol=5, buffer_callback=_drop).dump(part)
     except Exception as error:
         return error
     return None
 
 
-def _parts(value: object) -> Iterator[tuple[str, object]]:
+def _drop(_: pickle.PickleBuffer) -> bool:
+    return False
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
     """What a value is made of, named."""
     if isinstance(value, Mapping):
-        for key, part in list(cast("Mapping[object, object]", value).items())[:_PARTS_MAX]:
-            yield f"[{key!r}]", part
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, part in enumerate(list(cast("Sequence[object]", value))[:_PARTS_MAX]):
-            yield f"[{index}]", part
+        pairs = cast("Mapping[object, object]", value)
+        yield from ((f"[{key!r}]", part) for key, part in list(pairs.items())[:_PARTS_MAX])
+        return
+    if isinstance(value, list | tuple | set | frozenset):
+        items = cast("Sequence[object]", value)
+        yield from ((f"[{index}]", part) for index, part in enumerate(list(items)[:_PARTS_MAX]))
+        return
     closure: Sequence[Any] = getattr(value, "__closure__", None) or ()
     names: Sequence[str] = getattr(getattr(value, "__code__", None), "co_freevars", ())
     for name, cell in zip(names, closure, strict=False):

@@ -80,6 +80,11 @@ class Events:
         with self._news:
             return self._events[-1] if self._events else None
 
+    def newest(self, rank: int) -> int:
+        """The newest generation of a rank that was started."""
+        with self._news:
+            return max((e.generation for e in self._events if e.rank == rank), default=0)
+
     def wait(self, what: str, rank: int | None = None, timeout_s: float = 60.0) -> MeshEvent:
         """The first event of this kind, as soon as there is one.
 

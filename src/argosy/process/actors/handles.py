@@ -12,7 +12,7 @@ import msgspec
 from argosy.core import ConfigError
 from argosy.fabric import Parcel, Peer, Ticket, context, find_peer, segments
 from argosy.process.actors.fate import Chronicle
-from argosy.process.actors.host import PLAIN, marks, socket_path
+from argosy.process.actors.host import marks, socket_path
 from argosy.process.actors.replies import Replies, Reply
 
 
@@ -170,8 +170,3 @@ class Actor(Actors):
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._begin(method, args, kwargs)[0]
-
-
-def plain(grid: Grid) -> Actors:
-    """What every rank of a grid can be asked for."""
-    return Actors(grid, PLAIN, None, range(grid.size), dict(grid.dims), Options())

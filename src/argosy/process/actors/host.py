@@ -5,7 +5,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,7 +66,10 @@ class Housed:
 
     def build(self, name: str) -> None:
         """Build an actor from its spec: by its constructor, or in a replaced rank by `restore` if it has one."""
-        kind, args, kwargs = load((self.folder / name).read_bytes())
+        spec = pickle.loads((self.folder / name).read_bytes())
+        if here().rank.index not in spec["ranks"]:
+            return
+        kind, args, kwargs = load(spec["pickled"])
         make = getattr(kind, "restore", kind) if self.generation else kind
         self.adopt(name, make(*args, **kwargs))
 
@@ -98,9 +101,7 @@ class Housed:
         actor = self.actors.get(call.actor)
         if actor is None:
             raise ConfigError(f"no such actor in rank {here().rank.index}: {call.actor!r}")
-        method = (
-            None if call.method.startswith("_") and call.method != "__call__" else getattr(actor, call.method, None)
-        )
+        method = None if call.method.startswith("_") else getattr(actor, call.method, None)
         if method is None:
             raise ConfigError(f"no such endpoint of {type(actor).__name__}: {call.method!r}")
         result = method(*args, **kwargs)
@@ -137,8 +138,9 @@ def socket_path(folder: Path, index: int) -> Path:
     return folder / f"{index}.calls"
 
 
-def write_spec(folder: Path, name: str, spec: bytes) -> None:
-    """Keep what an actor is built from, for this generation and those to come."""
+def write_spec(folder: Path, name: str, pickled: bytes, ranks: Sequence[int]) -> None:
+    """Keep what an actor is built from, for this generation of the ranks and those to come."""
+    spec = pickle.dumps({"ranks": list(ranks), "pickled": pickled})
     (folder / SPECS).mkdir(exist_ok=True)
     temporary = folder / SPECS / f".{name}.{os.getpid()}"
     temporary.write_bytes(spec)
@@ -150,6 +152,16 @@ def run_folder(agent: Path, run: str) -> Path:
     return agent.parent / "runs" / run
 
 
+_housed: list[Housed] = []
+
+
+def housed_here(new: Housed | None = None) -> Housed | None:
+    """The actors of this process, if it has any; `new` become them."""
+    if new is not None:
+        _housed[:] = [new]
+    return _housed[0] if _housed else None
+
+
 def main() -> None:
     """Be a rank of a mesh."""
     place = here()
@@ -157,6 +169,7 @@ def main() -> None:
     sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1]))
     folder = run_folder(place.socket, place.run)
     housed = Housed(folder, place.rank.generation)
+    housed_here(housed)
     # What is there belongs to generations before this one; it is rebuilt before anybody can call.
     specs = sorted(housed.folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)
     for spec in specs if place.rank.generation else []:

@@ -1,11 +1,13 @@
 """The owner's side of a run: holds its lease, hears its facts, shows its ranks' output. One thread per run."""
 
+import atexit
 import contextlib
+import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
 from pathlib import Path
 
 from argosy.core import ArgosyError, PeerLost, RankId
@@ -39,6 +41,7 @@ class Watcher:
         self._let_go = False
         self._thread = threading.Thread(target=self._watch, name="argosy watcher", daemon=True)
         self._thread.start()
+        _living.add(self)
 
     def stop(self, by: str, grace_s: float, timeout_s: float = 60.0) -> None:
         """End the run and wait for that."""
@@ -51,8 +54,10 @@ class Watcher:
                     link.close()
             self.ended.wait(timeout_s)
         self._let_go = True
-        self._thread.join(5.0)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
         self._link.close()
+        _living.discard(self)
 
     def forget(self) -> None:
         """In a forked child: the lease is the parent's."""
@@ -137,4 +142,20 @@ class Watcher:
         self.ended.set()
 
 
-Launcher = Callable[[], tuple[Link[ToClient], Welcome]]
+_living: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for watcher in list(_living):
+        with contextlib.suppress(ArgosyError, OSError):
+            watcher.stop("the end of its owner", 5.0, timeout_s=10.0)
+
+
+def _forget_in_child() -> None:
+    for watcher in list(_living):
+        watcher.forget()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

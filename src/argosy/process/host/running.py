@@ -399,6 +399,7 @@ class Running:
             self.record.started_at,
             self.launch.detached,
             ranks,
+            self.launch.dims,
         )
 
     def rank_state(self, slot: root.Slot) -> str:
