@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+_started: "list[subprocess.Popen[bytes]]" = []
+
 
 def daemon_argv(module: str, *args: str) -> list[str]:
     """The command line of a daemon whose `main` is in `argosy.process.host.<module>`."""
@@ -15,8 +17,10 @@ def start_warden(runtime: Path, agent_pid: int = 0) -> None:
 
     An agent that starts one names itself, and is waited for: a second agent would take its runs.
     """
+    for earlier in _started:
+        earlier.poll()  # A caller that lives long is their parent.
     with open(runtime / "warden.out", "ab") as out:
-        subprocess.Popen(
+        started = subprocess.Popen(
             daemon_argv("warden", str(runtime), str(agent_pid)),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -24,3 +28,4 @@ def start_warden(runtime: Path, agent_pid: int = 0) -> None:
             cwd="/",
             start_new_session=True,
         )
+    _started.append(started)
