@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -37,6 +38,10 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 RECONNECT_S = 20.0
 PATIENCE_S = 8.0
 """Silence after which a cold start says what it does."""
+REPEAT_S = 0.5
+"""Two signals closer than this are one wish: a terminal sends it, and a parent (`timeout`) forwards it."""
+OUTPUT_LOST = 120
+"""What python exits with if its output could not be written."""
 
 
 class Foreground:
@@ -47,7 +52,9 @@ class Foreground:
         self._merger = Merger(welcome.size, prefix=welcome.size > 1)
         self._tail = Tail()
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self._signals: list[int] = []
+        self._signals: list[tuple[int, float]] = []
+        self._stopped_at = -REPEAT_S
+        self._output_lost = False
         self._code: int | None = None
         self._reason = ""
         self._began_at = time.monotonic()
@@ -65,7 +72,7 @@ class Foreground:
                 self._turn()
             self._drain(final=True)
             self._farewell(self._code)
-            return self._code
+            return self._code or (OUTPUT_LOST if self._output_lost else 0)
         finally:
             restore()
 
@@ -142,14 +149,18 @@ class Foreground:
             try:
                 target.buffer.write(self._merger.render(out, self._colour))
                 target.flush()
-            except BrokenPipeError:
-                # Nobody reads any more: end as a program in a pipe does.
+            except OSError as error:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
-                self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
+                if isinstance(error, BrokenPipeError):  # Nobody reads any more: end as a program in a pipe does.
+                    self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
+                    continue
+                self._output_lost = True
+                trouble = f"{out.stream} cannot be written: {error.strerror}"
+                self._say(f"{trouble}; the run goes on, its output is in {self._welcome.logs}")
 
     def _say(self, text: str) -> None:
-        sys.stdout.flush()
-        print(f"argosy: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(f"argosy: {text}", file=sys.stderr, flush=True)
 
     def _farewell(self, code: int) -> None:
         for index in range(self._welcome.size):
@@ -163,7 +174,7 @@ class Foreground:
 
     def _take_signals(self) -> Callable[[], None]:
         def note(number: int, _: FrameType | None) -> None:
-            self._signals.append(number)
+            self._signals.append((number, time.monotonic()))
 
         before = {number: signal.signal(number, note) for number in (*STOP_SIGNALS, *FORWARDED)}
 
@@ -175,10 +186,11 @@ class Foreground:
 
     def _forward(self) -> None:
         signals, self._signals = self._signals, []
-        for number in signals:
+        for number, at in signals:
             if number in FORWARDED:
                 self._link.send(SignalRun(self._welcome.run, number))
-            else:
+            elif at - self._stopped_at >= REPEAT_S:
+                self._stopped_at = at
                 by = {signal.SIGINT: "ctrl-c"}.get(signal.Signals(number), signal.Signals(number).name)
                 self._link.send(StopRun(self._welcome.run, by, number))
 
