@@ -191,7 +191,8 @@ class Foreground:
                 self._link.send(SignalRun(self._welcome.run, number))
             elif at - self._stopped_at >= REPEAT_S:
                 self._stopped_at = at
-                by = {signal.SIGINT: "ctrl-c"}.get(signal.Signals(number), signal.Signals(number).name)
+                name = signal.Signals(number).name
+                by = "ctrl-c" if number == signal.SIGINT else f"{name} to `argosy run` (pid {os.getpid()})"
                 self._link.send(StopRun(self._welcome.run, by, number))
 
     def _reconnect(self) -> None:
