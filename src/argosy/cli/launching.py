@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.cli.torchrun import shown_streams
+from argosy.cli.torchrun import shown_streams, visible_devices
 from argosy.core import ConfigError, PeerLost
 from argosy.fabric import Link, cache_dir
 from argosy.process import (
@@ -61,6 +61,9 @@ class Options(msgspec.Struct, kw_only=True):
     tee: str = "0"
     redirects: str = "0"
     log_dir: str | None = None
+    local_ranks_filter: str | None = None
+    role: str = "default"
+    virtual_local_rank: bool = False
 
 
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
@@ -74,7 +77,7 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     ):
         check_seconds(flag, seconds)
     dims = parse_dims(options)
-    shown = shown_streams(options.redirects, prod(dims.values()))
+    shown = shown_streams(options.redirects, prod(dims.values()), options.local_ranks_filter)
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
@@ -142,6 +145,8 @@ def make_launch(
         threads=parse_threads(options.threads, prod(dims.values())),
         master_addr=options.master_addr,
         master_port=options.master_port,
+        role=options.role,
+        devices=visible_devices(prod(dims.values()), environment) if options.virtual_local_rank else [],
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         detached=options.detach,
         log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
@@ -221,9 +226,9 @@ def parse_dims(options: Options) -> dict[str, int]:
         text = options.ranks or "1"
         if text in ("cpu", "auto"):
             text = str(len(os.sched_getaffinity(0)))
-        if text == "gpu":
-            raise ConfigError("no accelerator is supported yet: -n gpu", hint="give a number")
-        if not text.isdecimal():
+        if text in ("gpu", "xpu"):
+            raise ConfigError(f"no accelerator is supported yet: -n {text}", hint="give a number")
+        if not text.removeprefix("-").isdecimal():
             raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
         dims = {"rank": int(text)}
     if prod(dims.values()) > RANKS_MAX:
