@@ -64,6 +64,7 @@ class Options(msgspec.Struct, kw_only=True):
     local_ranks_filter: str | None = None
     role: str = "default"
     virtual_local_rank: bool = False
+    as_json: bool = False
 
 
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
@@ -83,11 +84,14 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     launch = make_launch(options, kind, target, args, dims, environment)
     sealed = seal_environment(environment, secrets)
     link, welcome = submit(launch, sealed)
-    if options.detach:
+    if options.as_json:
+        print(msgspec.json.encode(welcome).decode(), flush=True)
+    elif options.detach:
         print(f"{launch.name} runs detached in {os.path.relpath(launch.directory)}", flush=True)
         print(f"  argosy logs -f {launch.name}\n  argosy stop {launch.name}", file=sys.stderr)
+    if options.detach:
         return 0
-    return Foreground(link, welcome, shown).run()
+    return Foreground(link, welcome, None if options.as_json else shown).run()
 
 
 def submit(launch: Launch, sealed: int) -> tuple[Link[ToClient], Welcome]:

@@ -46,6 +46,7 @@ from argosy.core import ConfigError
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down."
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per event on stdout; ranks write to files only.")
 @click.option("--nnodes", default="1", hidden=True)
 @click.option("--node-rank", type=int, default=0, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)

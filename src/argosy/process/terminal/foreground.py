@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from argosy.core import ArgosyError, ConfigError, PeerLost, RankId
 from argosy.fabric import Link
 from argosy.process.host.messages import (
@@ -47,7 +49,8 @@ OUTPUT_LOST = 120
 class Foreground:
     """One run being watched until it ends."""
 
-    def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]]) -> None:
+    def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]] | None) -> None:
+        """`shown` are the streams of each rank that reach the terminal; None: facts as lines of JSON instead."""
         self._link, self._welcome, self._shown = link, welcome, shown
         self._merger = Merger(welcome.size, prefix=welcome.size > 1)
         self._tail = Tail()
@@ -105,6 +108,8 @@ class Foreground:
                 pass
 
     def _happened(self, fact: facts.AnyFact) -> None:
+        if self._shown is None:
+            self._put("stdout", msgspec.json.encode(fact) + b"\n")
         match fact:
             case facts.RankStarted(rank=rank):
                 self._quiet = False
@@ -127,7 +132,7 @@ class Foreground:
         if rank in self._followed:
             return
         self._followed.add(rank)
-        for stream in self._shown[rank.index]:
+        for stream in self._shown[rank.index] if self._shown is not None else ():
             ending = "out" if stream == "stdout" else "err"
             path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
             self._tail.add(rank.index, stream, path)
@@ -145,18 +150,22 @@ class Foreground:
 
     def _write(self, now: float) -> None:
         for out in self._merger.due(now):
-            target = sys.stdout if out.stream == "stdout" else sys.stderr
-            try:
-                target.buffer.write(self._merger.render(out, self._colour))
-                target.flush()
-            except OSError as error:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
-                if isinstance(error, BrokenPipeError):  # Nobody reads any more: end as a program in a pipe does.
-                    self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
-                    continue
-                self._output_lost = True
-                trouble = f"{out.stream} cannot be written: {error.strerror}"
-                self._say(f"{trouble}; the run goes on, its output is in {self._welcome.logs}")
+            self._put(out.stream, self._merger.render(out, self._colour))
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        """Write to the terminal, whatever it is; the run does not depend on it."""
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        try:
+            target.buffer.write(data)
+            target.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+            if isinstance(error, BrokenPipeError):  # Nobody reads any more: end as a program in a pipe does.
+                self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
+                return
+            self._output_lost = True
+            trouble = f"{stream} cannot be written: {error.strerror}"
+            self._say(f"{trouble}; the run goes on, its output is in {self._welcome.logs}")
 
     def _say(self, text: str) -> None:
         with suppress(OSError):
