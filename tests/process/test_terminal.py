@@ -10,6 +10,10 @@ import pytest
 from console import Console, Ended, said
 from daemons import desk, idle, office, pause
 
+from argosy.core import RankId
+from argosy.process.run import facts
+from argosy.process.terminal.tell import Teller
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
@@ -97,3 +101,40 @@ def test_the_same_ctrl_c_arriving_twice_is_one(host: Console, tmp_path: Path):
     client.send_signal(signal.SIGINT)
     assert client.wait(60) == 130
     assert (host.cwd / "saved").exists()
+
+
+ORDER = "import sys\nfor n in range(500):\n    print('out', n)\n    print('err', n, file=sys.stderr)\n"
+
+
+def test_one_rank_in_one_terminal_keeps_the_order_of_its_streams(host: Console, tmp_path: Path):
+    out = tmp_path / "out"
+    assert host.start("run", "--name", "order", script(host, ORDER), out=out).wait(60) == 0
+    assert out.read_text() == "".join(f"out {n}\nerr {n}\n" for n in range(500))
+    assert host.argosy("logs", "order").out == out.read_bytes()
+
+
+def test_streams_that_go_apart_are_kept_apart(host: Console, tmp_path: Path):
+    ended = host.argosy("run", script(host, ORDER))
+    assert ended.out == "".join(f"out {n}\n" for n in range(500)).encode()
+    assert ended.err.count(b"err ") == 500
+    out = tmp_path / "out"
+    assert host.start("run", "--name", "apart", "--tee", "3", script(host, ORDER), out=out).wait(60) == 0
+    assert host.argosy("logs", "apart", "--stream", "stderr").err.count(b"err ") == 500
+
+
+FAILED = facts.IncidentTaken(at=1.0, incident="1", headline="rank 1 failed: exit code 3")
+RESTART = facts.Restarting(at=1.0, ranks=[0, 1], generation=1, cause="rank 1: exit code 3")
+STARTED = facts.RankStarted(at=2.0, rank=RankId("main", 0, 1), pid=7)
+
+
+@pytest.mark.parametrize("order", [[FAILED, RESTART], [RESTART, FAILED]])
+def test_a_failure_is_told_before_its_consequence(order: list[facts.AnyFact]):
+    teller = Teller(2)
+    said_ = [text for fact in [*order, *order] for text in teller.lines(fact)]
+    assert [text.partition(";")[0].partition(":")[0] for text in said_] == ["rank 1 failed", "rank 1"] * 2
+
+
+def test_a_restart_without_evidence_is_told_when_it_happens():
+    teller = Teller(2)
+    assert teller.lines(RESTART) == []
+    assert teller.lines(STARTED) == ["rank 1: exit code 3; restarting ranks 0-1 as generation 1"]

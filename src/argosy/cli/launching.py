@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -79,6 +80,8 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
         check_seconds(flag, seconds)
     dims = parse_dims(options)
     shown = shown_streams(options.redirects, prod(dims.values()), options.local_ranks_filter)
+    if is_one_stream(options, prod(dims.values())):
+        shown = [("stdout",)]
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
@@ -92,6 +95,14 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     if options.detach:
         return 0
     return Foreground(link, welcome, None if options.as_json else shown).run()
+
+
+def is_one_stream(options: Options, size: int) -> bool:
+    """Whether both streams of the only rank end up in one place anyway, such as a terminal."""
+    apart = options.detach or options.as_json or (options.redirects, options.tee) != ("0", "0")
+    with suppress(OSError):
+        return size == 1 and not apart and os.path.sameopenfile(1, 2)
+    return False
 
 
 def submit(launch: Launch, sealed: int) -> tuple[Link[ToClient], Welcome]:
@@ -151,6 +162,7 @@ def make_launch(
         master_port=options.master_port,
         role=options.role,
         devices=visible_devices(prod(dims.values()), environment) if options.virtual_local_rank else [],
+        one_file=is_one_stream(options, prod(dims.values())),
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         detached=options.detach,
         log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),

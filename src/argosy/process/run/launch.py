@@ -44,6 +44,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The only device that each rank sees, as its first; empty: all see all."""
     logs: str = ""
     """Another directory for the ranks' output than the run's own."""
+    one_file: bool = False
+    """stderr goes to the file of stdout: where both are shown as one, they keep their order."""
     log_bytes_max: int = 256 << 20
     detached: bool = False
     linger_s: float = 600.0

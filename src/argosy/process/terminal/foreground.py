@@ -33,7 +33,7 @@ from argosy.process.output.tail import Tail
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import reach_agent
-from argosy.process.terminal.tell import line
+from argosy.process.terminal.tell import Teller
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -54,6 +54,7 @@ class Foreground:
         self._link, self._welcome, self._shown = link, welcome, shown
         self._merger = Merger(welcome.size, prefix=welcome.size > 1)
         self._tail = Tail()
+        self._teller = Teller(welcome.size)
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._signals: list[tuple[int, float]] = []
         self._stopped_at = -REPEAT_S
@@ -123,7 +124,7 @@ class Foreground:
                 self._code, self._reason = code, reason
             case _:
                 pass
-        if self._chatty and (text := line(fact, self._welcome.size)) is not None:
+        for text in self._teller.lines(fact) if self._chatty else ():
             self._drain(final=True)
             self._say(text)
 
