@@ -232,12 +232,16 @@ class Running:
             rank,
             variables,
             str(self.logs / f"{stem}.out"),
-            str(self.logs / f"{stem}.err"),
+            str(self.error_log(rank)),
             defaults=rank_defaults(self.launch),
             page=self.traces.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=self.traces.prepare(rank),
         )
+
+    def error_log(self, rank: RankId) -> Path:
+        """Where the rank's stderr goes."""
+        return self.logs / f"{rank.index}.{rank.generation}.{'out' if self.launch.one_file else 'err'}"
 
     # --- what the host's processes report
 
@@ -289,7 +293,7 @@ class Running:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
         with (
             contextlib.suppress(OSError),
-            open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log,
+            open(self.error_log(rank), "a") as log,
         ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         self.inquest.exited(rank, WaitStatus(code=127), "")
