@@ -28,6 +28,7 @@ from argosy.process import (
     ask,
     default_name,
     fingerprint,
+    own_limits,
     parse_restart,
     rank_defaults,
     reach_agent,
@@ -88,7 +89,7 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
-    sealed = seal_environment(environment, secrets)
+    sealed = seal_environment(environment, secrets, own_limits())
     link, welcome = submit(launch, sealed)
     if options.as_json:
         print(msgspec.json.encode(welcome).decode(), flush=True)
