@@ -235,7 +235,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case LogTrouble(what=what):
                 events.append(Event(fact.at, f"log of rank {fact.rank.index}: {what}"))
             case LaunchEnded(code=code, reason=reason):
-                why = f": {reason}" if reason.startswith("stopped by") else ""
+                why = "" if code == 0 or reason.startswith("rank ") else f": {reason}"  # Ranks are told of above.
                 events.append(Event(fact.at, f"ended with code {code}{why}"))
             case _:
                 pass

@@ -196,12 +196,11 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
-        if self.state.final is not None:  # What came before in the same turn has broken the run.
+        if self.environment_lost and self.state.final is None:
+            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
+        if self.state.final is not None:  # They never come into being: else the run would wait for their end.
             for rank in ranks:
                 self.feed(root.Exited(rank, WaitStatus(signal=15)))
-            return
-        if self.environment_lost:
-            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
