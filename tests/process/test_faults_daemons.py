@@ -46,6 +46,22 @@ def test_after_the_agent_is_killed_twice_the_client_shows_the_rest_and_the_exit_
     assert "rank 1 goes" in text
 
 
+def test_a_warm_zygote_outlives_an_agent_that_is_killed_while_nothing_runs(host: Console):
+    go(host)
+    assert host.argosy("run", "waits.py").code == 0
+    warm, agent = zygotes(host), daemon(host, "agent")
+    assert warm
+    kill(agent)
+    assert daemon(host, "agent") != agent
+    until(lambda: zygotes(host) == warm, "the zygotes of before")
+    assert host.argosy("run", "waits.py").code == 0
+    assert zygotes(host) == warm
+
+
+def zygotes(console: Console) -> set[int]:
+    return {daemon.pid for daemon in look(console).daemons if daemon.what == "zygote"}
+
+
 @pytest.mark.parametrize("words", [["waits.py"], ["--", "python3", "waits.py"]], ids=["forked", "executed"])
 def test_an_exit_that_falls_into_the_gap_between_two_agents_is_seen(host: Console, tmp_path: Path, words: list[str]):
     out = tmp_path / "out"
