@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from argosy.process.output.stream import Stream as Stream
     from argosy.process.output.tail import Tail as Tail
     from argosy.process.rank.environment import open_environment as open_environment
+    from argosy.process.rank.environment import own_limits as own_limits
     from argosy.process.rank.environment import seal_environment as seal_environment
     from argosy.process.run.launch import Launch as Launch
     from argosy.process.run.launch import rank_defaults as rank_defaults
@@ -96,7 +97,7 @@ _HOMES = {
         "upkeep.checkup": "Check Measured judge_machine",
         "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
         "terminal.client": "ask connect_agent list_runs reach_agent",
-        "rank.environment": "open_environment seal_environment",
+        "rank.environment": "open_environment own_limits seal_environment",
         "terminal.foreground": "Foreground",
         "imports.scan": "fingerprint scan",
         "evidence.incident": "Incident read_incidents",

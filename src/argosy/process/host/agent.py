@@ -66,7 +66,7 @@ from argosy.process.host.running import Running
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.run import root
-from argosy.process.run.rundir import Owner, RunDir, index_run, next_launch, run_id
+from argosy.process.run.rundir import Owner, RunDir, absent, index_run, next_launch, run_id
 
 LEASE_S = 10.0
 """How long a foreground run waits for its client after a restart of the agent."""
@@ -257,6 +257,7 @@ class Agent:
         number = next_launch(directory)
         run = run_id(directory, number)
         claimed = RunDir(directory)
+        new = absent(directory / "incidents", Path(launch.logs or directory / "logs" / str(number)))
         try:
             if len(fds) != 1 + message.stdin:
                 raise ConfigError(f"a launch comes with {1 + message.stdin} descriptors: {len(fds)}")
@@ -269,6 +270,9 @@ class Agent:
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError):
                 claimed.release()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
                 where = f": {error.filename}" if error.filename else ""
                 error = ConfigError(f"the run's directory cannot be used: {error.strerror}{where}")
             link.send(Refused(str(error), error.hint))

@@ -82,6 +82,7 @@ class Zygote:
         while time.monotonic() < deadline:
             with contextlib.suppress(ArgosyError):
                 self.link = connect(self.runtime / "agent.sock", to_zygote, "the agent")
+                self.retired = False  # The next agent decides anew.
                 children = list(self.reaper.children.values())
                 runs = list(self.sealed)
                 hello = ZygoteHello(self.key, self.born, children, self.ready, runs)

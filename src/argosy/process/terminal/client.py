@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.messages import ListRuns, Message, Refused, Runs, ToClient, to_client
@@ -36,7 +36,8 @@ def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
             return connect_agent(runtime)
         except PeerLost:
             if time.monotonic() > deadline:
-                raise DeadlinePassed("the agent", START_S, hint=f"its words are in {runtime}/*.out") from None
+                hint = f"what they said is in {runtime}/*.out"
+                raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=hint) from None
         if time.monotonic() >= start_at:
             start_at = time.monotonic() + 5.0
             runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
@@ -58,10 +59,14 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
 
 
 def list_runs() -> Runs:
-    """What is alive on this host; empty if there is no agent."""
+    """What is alive on this host; empty if there is no agent.
+
+    Raises:
+        ConfigError: the runtime directory is somebody else's.
+    """
     try:
         link = connect_agent()
-    except ArgosyError:
+    except PeerLost:
         return Runs([], [])
     try:
         answer = ask(link, ListRuns())
