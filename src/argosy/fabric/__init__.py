@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from argosy.fabric.peer import context as context
     from argosy.fabric.peer import find_peer as find_peer
     from argosy.fabric.peer import forget_peers as forget_peers
-    from argosy.fabric.peer import segments as segments
     from argosy.fabric.server import Server as Server
 
 _CALLS = {
@@ -46,7 +45,7 @@ _CALLS = {
         "failures": "Cancelled Failure RemoteError rebuild",
         "frames": "CANCELLED LATE RAISED RESULT Body Call Frame Parcel Reply",
         "payload": "dump load",
-        "peer": "Peer Ticket context find_peer forget_peers segments",
+        "peer": "Peer Ticket context find_peer forget_peers",
         "server": "Server",
     }.items()
     for name in names.split()

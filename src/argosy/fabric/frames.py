@@ -17,7 +17,7 @@ import msgspec
 
 from argosy.fabric.link import BadFrame
 from argosy.fabric.payload import dump, load
-from argosy.fabric.segments import SEGMENT_MIN, Segment, Segments, borrow
+from argosy.fabric.segments import SEGMENT_MIN, Segment, borrow, ours
 
 _HEADER = struct.Struct("<HHIQ")
 _MAGIC = 0xA5C1
@@ -81,7 +81,7 @@ _encoder = msgspec.msgpack.Encoder()
 class Parcel:
     """A value made ready for sending, to one receiver or to many."""
 
-    def __init__(self, value: object, segments: Segments, receivers: int = 1) -> None:
+    def __init__(self, value: object, receivers: int = 1) -> None:
         pickled, buffers = dump(value)
         self.segment: Segment | None = None
         self.tail: list[bytes | memoryview] = []
@@ -89,7 +89,7 @@ class Parcel:
         large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
         if large:
             try:
-                self.segment = segments.fill(large, receivers)
+                self.segment = ours.fill(large, receivers)
             except OSError:
                 large = []  # Then through the socket.
         self.tail += [b for b in buffers if not large or b.nbytes < SEGMENT_MIN]

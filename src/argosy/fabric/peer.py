@@ -22,7 +22,7 @@ from argosy.fabric.calls import Caller, Gone, Oracle
 from argosy.fabric.frames import STALE, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
 from argosy.fabric.link import BadFrame, connect, peer_credentials
-from argosy.fabric.segments import Segments
+from argosy.fabric.segments import ours
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,7 +34,6 @@ START_S = 300.0
 _SILENCE_S = 1.0
 """After this long without an answer somebody asks whether the peer still lives."""
 _SLOW_S = 60.0
-segments = Segments()
 
 
 class Ticket:
@@ -60,7 +59,7 @@ class Ticket:
 class Host(Protocol):
     """A rank that runs an endpoint on this thread, and can serve others while that one waits."""
 
-    def serve_while_waiting(self, fd: int, events: int, timeout_s: float) -> bool: ...
+    def serve_while_waiting(self, fd: int, events: int, timeout_s: float, ticket: "Ticket | None") -> bool: ...
 
 
 class _Context(threading.local):
@@ -158,23 +157,30 @@ class Peer:
             left = until - time.monotonic() if until else _SILENCE_S
             if left <= 0:
                 return False
-            if self._reading.acquire(blocking=False):
-                try:
-                    heard = ticket.done or self._hear(min(left, _SILENCE_S))
-                finally:
-                    self._reading.release()
-                    if self._waiters:
-                        with self._settled:
-                            self._settled.notify_all()
-                if not heard and not ticket.done:
-                    self._check_fate()
-                    asked_at = self._say_who_is_slow(ticket, asked_at)
-            else:
-                with self._settled:
-                    self._waiters += 1
-                    if not ticket.done:
-                        self._settled.wait(min(left, 0.05))
-                    self._waiters -= 1
+            if not self._pump(min(left, _SILENCE_S), ticket) and not ticket.done and left >= _SILENCE_S:
+                self._check_fate()
+                asked_at = self._say_who_is_slow(asked_at)
+        return True
+
+    def _pump(self, timeout_s: float, ticket: Ticket | None) -> bool:
+        """Read once, or wait for whoever reads; False if nothing came within the time."""
+        if (host := context.host) is not None and (sock := self.sock) is not None:
+            if not host.serve_while_waiting(sock.fileno(), select.POLLIN, timeout_s, ticket):
+                return False
+            timeout_s = 0.0
+        if self._reading.acquire(blocking=False):
+            try:
+                return (ticket is not None and ticket.done) or self._hear(timeout_s)
+            finally:
+                self._reading.release()
+                if self._waiters:
+                    with self._settled:
+                        self._settled.notify_all()
+        with self._settled:
+            self._waiters += 1
+            if ticket is None or not ticket.done:
+                self._settled.wait(min(timeout_s, 0.05))
+            self._waiters -= 1
         return True
 
     def cancel(self, ticket: Ticket, error: ArgosyError) -> bool:
@@ -323,7 +329,7 @@ class Peer:
 
     def _await_room(self, sock: socket.socket) -> None:
         if context.host is not None:
-            context.host.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S)
+            context.host.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S, None)
         else:
             poller = select.poll()
             poller.register(sock, select.POLLIN | select.POLLOUT)
@@ -348,23 +354,15 @@ class Peer:
             self._await_room(sock)
             with contextlib.suppress(OSError):
                 send_some(sock, self._unsent, ())
-        elif self._reading.acquire(timeout=0.05):
-            try:
-                heard = self._hear(_SILENCE_S)
-            finally:
-                self._reading.release()
-            if not heard:
-                self._check_fate()
+        elif not self._pump(_SILENCE_S, None):
+            self._check_fate()
 
     def _hear(self, timeout_s: float) -> bool:
         """Wait for bytes and settle what they answer; False if nothing came. The caller holds `_reading`."""
         sock = self.sock
         if sock is None:
             return True
-        if context.host is not None:
-            if timeout_s and not context.host.serve_while_waiting(sock.fileno(), select.POLLIN, timeout_s):
-                return False
-        elif not self._poll.poll(timeout_s * 1000):
+        if not self._poll.poll(timeout_s * 1000):
             return False
         try:
             frames = self._reader.read(sock)
@@ -399,7 +397,7 @@ class Peer:
                 self._lose(sock, "an old generation answered")
         elif isinstance(message, ReplyFrame):
             for number in message.freed:
-                segments.returned(number)
+                ours.returned(number)
             ticket = self.caller.answered(message.generation, message.id)
             if ticket is None:
                 return
@@ -447,7 +445,7 @@ class Peer:
         elif generation < 0 and not _exists(self._link_pid):
             self._lose(sock, "nobody listens any more")
 
-    def _say_who_is_slow(self, ticket: Ticket, asked_at: float) -> float:
+    def _say_who_is_slow(self, asked_at: float) -> float:
         """Once, after a long silence, tell the user what the call waits for."""
         now = time.monotonic()
         if not asked_at:

@@ -98,6 +98,10 @@ class Segments:
             return
 
 
+ours = Segments()
+"""Those that this process fills."""
+
+
 def extent(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where buffers of these sizes lie in a segment, and how long it must be."""
     offsets: list[int] = []

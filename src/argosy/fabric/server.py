@@ -30,7 +30,8 @@ from argosy.fabric.failures import Cancelled, failure_of
 from argosy.fabric.frames import CANCELLED, RAISED, RESULT, Body, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
 from argosy.fabric.link import BadFrame, Link, accept, listen, peer_credentials
-from argosy.fabric.peer import AskBusy, Busy, Cancel, context, segments, to_door
+from argosy.fabric.peer import AskBusy, Busy, Cancel, Ticket, context, to_door
+from argosy.fabric.segments import ours
 
 CANCEL_SIGNAL = signal.SIGRTMIN + 11
 UNSENT_BYTES_MAX = 64 << 20
@@ -162,17 +163,26 @@ class Server:
             self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="argosy endpoint")
             self._threaded = True
 
-    def serve_while_waiting(self, fd: int, events: int, timeout_s: float) -> bool:
-        """Wait for `fd` on behalf of the endpoint that runs, serving its chain; False if nothing came."""
+    def serve_while_waiting(self, fd: int, events: int, timeout_s: float, ticket: Ticket | None) -> bool:
+        """Wait for `fd`, or for what it may settle, on behalf of the endpoint that runs, serving its chain meanwhile.
+
+        Returns False if nothing came.
+        """
         until = time.monotonic() + timeout_s
-        self._epoll.register(fd, events)
+        try:
+            self._epoll.register(fd, events)
+        except FileExistsError:  # An endpoint further out waits for the same.
+            fresh = False
+        else:
+            fresh = True
         try:
             while (left := until - time.monotonic()) > 0:
-                if fd in self._turn(left, during=self._serial):
+                if fd in self._turn(left, during=self._serial) or (ticket is not None and ticket.done):
                     return True
         finally:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
+            if fresh:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(fd)
         return False
 
     def _read_on(self) -> None:
@@ -240,7 +250,7 @@ class Server:
 
     def _arrived(self, connection: Connection, frame: Frame, call: Call, during: Running | None) -> None:
         for number in call.freed:
-            segments.returned(number)
+            ours.returned(number)
             if number in connection.lent:
                 connection.lent.remove(number)
         nested = call.chain and self._serial is not None and call.chain == self._serial_chain
@@ -269,7 +279,7 @@ class Server:
         connection.sock.close()
         connection.reader.close()
         for number in connection.lent:
-            segments.returned(number)
+            ours.returned(number)
 
     # --- running endpoints
 
@@ -328,10 +338,10 @@ class Server:
         parcel: Parcel | None = None
         if kind in (RESULT, RAISED):
             try:
-                parcel = Parcel(value, segments)
+                parcel = Parcel(value)
             except ArgosyError as error:
                 error.add_note(f"the result of {call.actor}.{call.method}")
-                kind, parcel = RAISED, Parcel(failure_of(error), segments)
+                kind, parcel = RAISED, Parcel(failure_of(error))
         del value
         freed: list[int] = []
         while connection.reader.freed:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from argosy.core import ConfigError
-from argosy.fabric import Parcel, Peer, Ticket, context, find_peer, segments
+from argosy.fabric import Parcel, Peer, Ticket, context, find_peer
 from argosy.process.actors.fate import Chronicle
 from argosy.process.actors.host import marks, socket_path
 from argosy.process.actors.replies import Replies, Reply
@@ -148,13 +148,13 @@ class Actors:
         if context.deadline and (not deadline or context.deadline < deadline):
             deadline = context.deadline  # What is done for a call must not outlast it.
         try:
-            parcel = Parcel((args, kwargs), segments, len(self._ranks))
+            parcel = Parcel((args, kwargs), len(self._ranks))
         except ConfigError as error:
             error.add_note(f"calling {self._name or 'a function'}.{method}")
             raise
 
         def send(rank: int) -> Ticket:
-            again = parcel if parcel.segment is None else Parcel((args, kwargs), segments)
+            again = parcel if parcel.segment is None else Parcel((args, kwargs))
             return self._grid.peer(rank).call(again, self._name, method, deadline, options.reply)
 
         peers = [self._grid.peer(rank) for rank in self._ranks]
