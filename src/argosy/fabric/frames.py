@@ -223,7 +223,7 @@ class Reader:
             return False
         try:
             message = _decoder.decode(memoryview(self._head)[self._start + _HEADER.size : end])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
         self._start = end
         if not isinstance(message, Hello) and message.body.sizes:

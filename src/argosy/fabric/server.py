@@ -35,8 +35,8 @@ from argosy.fabric.segments import ours
 
 CANCEL_SIGNAL = signal.SIGRTMIN + 11
 UNSENT_BYTES_MAX = 64 << 20
-QUEUE_MAX = 16384
 THREADS_MAX = 64
+_PATIENCE_S = 0.001
 _NOTHING = Body()
 
 
@@ -139,8 +139,11 @@ class Server:
                 self._work()
                 return
             self._turn(-1)
-            while self._queue and not self.stopped:
+            while self._queue and not self.stopped and not self._threaded:
+                began = time.monotonic()
                 self._run(*self._queue.popleft())
+                if self._queue and time.monotonic() - began > _PATIENCE_S:
+                    self._turn(0)  # A caller may have gone: what it wanted is then not done.
 
     def stop(self) -> None:
         """End the loop."""
