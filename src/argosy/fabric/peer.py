@@ -122,15 +122,17 @@ class Peer:
         ticket = Ticket(self)
         try:
             with self._lock:
-                while not self._begin(ticket, deadline):
-                    pass
-                if not ticket.done:
-                    generation, freed = self.caller.generation, self._freed()
-                    chain = context.chain
-                    message = Call(
-                        ticket.number, generation, actor, method, parcel.body, deadline, chain, wanted, freed
-                    )
-                    self._send(message, parcel)
+                while True:
+                    while not self._begin(ticket, deadline):
+                        pass
+                    if ticket.done:
+                        break
+                    number, generation, freed = ticket.number, self.caller.generation, self._freed()
+                    body, chain = parcel.body, context.chain
+                    if self._send(
+                        Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel
+                    ):
+                        break
                 if not wanted:
                     self.caller.give_up(ticket.number)
         except ArgosyError as error:
@@ -139,6 +141,11 @@ class Peer:
 
     def _begin(self, ticket: Ticket, deadline: float) -> bool:
         """Give the call a number on an open link; False if that link was lost meanwhile."""
+        if self.sock is not None and not len(self.caller) and self._reading.acquire(blocking=False):
+            try:
+                self._hear(0.0)  # Whoever listened may be gone since: then this call is for the next generation.
+            finally:
+                self._reading.release()
         if self.sock is None:
             self._open(deadline)
         while self.caller.is_full:
@@ -295,18 +302,27 @@ class Peer:
             freed.append(self._reader.freed.popleft())
         return freed
 
-    def _send(self, message: Call, parcel: Parcel | None) -> None:
-        """Send a frame whole; if the socket is full, hear replies until it is not."""
+    def _send(self, message: Call, parcel: Parcel | None) -> bool:
+        """Send a frame whole; if the socket is full, hear replies until it is not.
+
+        Returns False if the link was gone before any of it was sent: the call can be made again.
+        """
         parts, fds = pack(message, parcel)
         sock = self.sock
         if sock is None:
-            return  # Lost together with this call.
+            return True  # Lost together with this call.
         try:
             if not self._unsent and send_some(sock, parts, fds):
-                return
+                return True
+        except OSError:
+            again = self.caller.give_up(message.id) is not None
+            self._lose(sock)
+            return not again
+        try:
             self._send_slowly(sock, parts, fds, message.deadline)
         except OSError:
             self._lose(sock)
+        return True
 
     def _send_slowly(
         self, sock: socket.socket, parts: list[bytes | memoryview], fds: list[int], deadline: float

@@ -47,7 +47,9 @@ class Mesh:
     def slice(self, **chosen: "int | slice") -> "Mesh":
         """The part at these coordinates: `mesh.slice(dp=0)`."""
         places, left = slice_ranks(self.dims, chosen)
-        return Mesh(self._grid, self._watcher, [self._ranks[place] for place in places], left)
+        part = Mesh(self._grid, self._watcher, [self._ranks[place] for place in places], left)
+        part._programs = self._programs  # They belong to the whole.
+        return part
 
     # --- actors and functions
 
@@ -121,9 +123,8 @@ class Mesh:
     def stop(self) -> None:
         """End all ranks, programs and services, and wait until they are gone."""
         watcher = self._owned("can stop it so")
-        programs, self._programs = self._programs, []
-        for program in reversed(programs):
-            program.stop()
+        while self._programs:
+            self._programs.pop().stop()
         watcher.stop("its owner", GRACE_S)
         forget_peers(Path(self._grid.folder))
 

@@ -80,6 +80,7 @@ class Watcher:
             self._show()
             if self.ended.is_set():
                 self._show(final=True)
+                self._link.close()
                 return
 
     def _hear(self, message: ToClient) -> None:

@@ -1,10 +1,18 @@
 """How the daemons are executed: by their function, in an interpreter like this one."""
 
+import atexit
 import subprocess
 import sys
 from pathlib import Path
 
 _started: "list[subprocess.Popen[bytes]]" = []
+
+
+@atexit.register
+def _leave_behind() -> None:
+    for started in _started:
+        if started.poll() is None:
+            started.returncode = 0  # It outlives us on purpose: no warning about that.
 
 
 def daemon_argv(module: str, *args: str) -> list[str]:
