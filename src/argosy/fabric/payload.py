@@ -30,7 +30,8 @@ class _Pickler(_CloudPickler):
             reduced = _reduce_tensor(torch, obj)
             if reduced is not None:
                 return reduced
-        return super().reducer_override(obj)
+        inherited: Any = super()
+        return inherited.reducer_override(obj)
 
 
 def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -68,7 +69,7 @@ def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
 
 def _is_plain(value: Any, depth: int) -> bool:
     """Whether plain pickle gives the same bytes: nothing in it could be a user's class or an array."""
-    kind: type = type(value)
+    kind = cast(type[object], type(value))
     if kind in _SCALARS:
         return True
     if depth == 0 or kind not in _CONTAINERS or len(value) > 16:
@@ -154,5 +155,6 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     for name, cell in zip(names, closure, strict=False):
         yield f".{name}", cell.cell_contents
     if hasattr(value, "__dict__") and not isinstance(value, type):
-        for name, part in list(vars(value).items())[:_PARTS_MAX]:
+        attributes = cast("dict[str, object]", vars(value))
+        for name, part in list(attributes.items())[:_PARTS_MAX]:
             yield f".{name}", part

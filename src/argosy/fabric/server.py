@@ -105,7 +105,7 @@ class Running:
 
 
 class Server:
-    """A rank's listening end. `loop` serves until `stop`; calls of one caller run in order."""
+    """A rank's listening end, for as long as the rank lives; calls of one caller run in order."""
 
     def __init__(self, path: Path, generation: int, actors: Actors) -> None:
         self.path, self.generation, self.actors = path, generation, actors
@@ -146,21 +146,6 @@ class Server:
                 self._run(*self._queue.popleft())
                 if self._queue and time.monotonic() - began > _PATIENCE_S:
                     self._turn(0)  # A caller may have gone: what it wanted is then not done.
-
-    def stop(self) -> None:
-        """End the loop."""
-        self.stopped = True
-        self._wake.release()
-
-    def close(self) -> None:
-        """Close all that is open."""
-        for connection in list(self._links.values()):
-            self._drop(connection)
-        for sock in (self._listener, self._door):
-            sock.close()
-        for path in (self.path, self.door_path(path)):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def want_threads(self) -> None:
         """From now on endpoints may run beside each other: read on a thread of its own."""
