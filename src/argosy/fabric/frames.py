@@ -201,7 +201,7 @@ class Reader:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
             at = end
-            if type(message) is Hello:
+            if isinstance(message, Hello):
                 frames.append(Frame(message, b"", []))
             elif not message.body.sizes:
                 frames.append(Frame(message, message.body.pickled, []))
