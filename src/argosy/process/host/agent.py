@@ -126,10 +126,7 @@ class Agent:
         return patience
 
     def tick(self) -> None:
-        """Wake-ups, evidence under way, leases, upkeep, linger."""
-        for link in [link for link in self.links if link.wants_write]:
-            with contextlib.suppress(PeerLost):  # Its end is seen when it is read.
-                link.flush()
+        """Wake-ups, evidence under way, leases, upkeep, linger; then all that is to be said is sent."""
         now = time.time()
         while self.wakes and self.wakes[0][0] <= now:
             _, run = heapq.heappop(self.wakes)
@@ -149,6 +146,9 @@ class Agent:
             self.pool.trim({run.launch.key for run in self.runs.values()})
         if not self.runs and time.monotonic() - self.idle_since >= self.linger_s and not self.adoption.pending:
             self.quitting = True
+        for link in [link for link in self.links if link.wants_write]:
+            with contextlib.suppress(PeerLost):  # Its end is seen when it is read.
+                link.flush()
 
     # --- links
 
