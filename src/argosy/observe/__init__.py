@@ -3,14 +3,12 @@
 This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
 """
 
-from argosy.observe.blame import Absence, absentees
 from argosy.observe.hooks import attach, attached, count_collective, install, install_when_imported, mark_waiting
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
 
 __all__ = [
-    "Absence",
     "Damage",
     "DamagedJournal",
     "Doing",
@@ -21,7 +19,6 @@ __all__ = [
     "Page",
     "Phase",
     "Progress",
-    "absentees",
     "attach",
     "attached",
     "count_collective",
