@@ -210,7 +210,7 @@ def test_a_template_that_is_killed_is_started_again():
         for number, (index, draws) in enumerate(loader):
             result.append((index.tolist(), draws.flatten().tolist()))
             if number in (3, 9):
-                crew_of(loader)._nursery._process.kill()
+                crew_of(loader)._nursery.kill()
                 for pid in crew_of(loader).pids:
                     psutil.Process(pid).kill()
     assert result == alone

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Link
+from argosy.fabric import Assist, Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, again, explain_oom, oom_counters
@@ -20,6 +20,7 @@ from argosy.process.host.messages import (
     Child,
     ChildExited,
     Fork,
+    ForkBeside,
     ForkStore,
     Happened,
     Message,
@@ -239,6 +240,14 @@ class Running:
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=self.traces.prepare(rank),
         )
+
+    def assist(self, message: Assist, fds: list[int]) -> None:
+        """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
+        child = self.children.get(message.rank)
+        if child is not None and self.zygote is not None:
+            beside = ForkBeside(self.launch, message.entry, child.born.pid, self.traces.leaf(message.rank))
+            with contextlib.suppress(PeerLost):
+                send(self.zygote, beside, fds)
 
     # --- what the host's processes report
 
