@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 from console import Console, said, until
 
+from argosy.observe import read_spans
+
 SCRIPT = """\
 import os, sys, time
 import psutil
@@ -55,6 +57,22 @@ def test_the_zygote_forks_the_workers_into_the_group_of_the_rank(console: Consol
     assert run.wait(60) == 0
     assert said(out, "SEEN True")
     until(lambda: gone(worker, template), "worker and template gone")
+
+
+def test_the_wait_for_data_is_a_span_that_others_can_read_while_it_lasts(console: Console) -> None:
+    run, _, _ = begin(console, "loads.py")
+    (ring,) = console.segments.glob("*/0.0.page.spans")
+
+    def held_up() -> bool:
+        return read_spans(ring)[-1].end == 0
+
+    until(held_up, "a wait that goes on")
+    *before, last = read_spans(ring)
+    assert {each.name for each in [*before, last]} == {"data"}
+    assert all(each.end >= each.begin for each in before)
+    assert [each.step for each in [*before, last]] == sorted(each.step for each in [*before, last])
+    (console.cwd / "go").touch()
+    assert run.wait(60) == 0
 
 
 def test_workers_that_are_busy_end_with_their_rank(console: Console) -> None:

@@ -2,7 +2,8 @@
 
     python -m argosy.data.template LINK SOURCE LIFE    (descriptors)
 
-or forked from a rank's zygote, which calls `begin`. So packages are imported once for all workers, their memory is shared, and a replacement is there in milliseconds.
+or forked from a rank's zygote, which calls `begin`. So packages are imported once for all workers, their memory is
+shared, and a replacement is there in milliseconds.
 
 T1  It forks only while it has one thread; where the source started others, workers are executed afresh instead.
 T2  It ends with its loader, even while the source is being loaded. Workers do so too, and do not need it.

@@ -80,7 +80,6 @@ class Place(msgspec.Struct, kw_only=True):
                     raise
                 time.sleep(0.02)
 
-
     def fork(self, entry: str, fds: Sequence[int]) -> bool:
         """Ask for a warm process in this rank's group that calls `entry` with `fds`; False if there is no agent.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import os
 import resource
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ def run_beside(inherited: Inherited, message: ForkBeside, fds: Sequence[int]) ->
         os.dup2(source, target)
     given = list(fds[2:])
     bounds = [2, *sorted(given), min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20)]
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in itertools.pairwise(bounds):
         os.closerange(low + 1, high)
     prepare_path(message.launch, inherited.fresh)
     module, _, function = message.entry.partition(":")

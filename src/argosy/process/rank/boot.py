@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import setproctitle
 
-from argosy.observe import Flag, Page, Phase, install_when_imported
+from argosy.observe import Flag, Page, Phase, Ring, install_when_imported, record_spans
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
 from argosy.process.rank.cgroup import TITLE
@@ -277,4 +277,6 @@ def _open_page(path: str) -> Page | None:
         print(f"argosy: no progress page, so no hang detection for this rank: {error}", file=sys.stderr)
         return None
     page.claim()
+    with contextlib.suppress(OSError):  # No room: no spans.
+        record_spans(Ring.create(f"{path}.spans"))
     return page
