@@ -39,6 +39,7 @@ from argosy.data.messages import (
     to_worker,
 )
 from argosy.data.parcel import open_parcel
+from argosy.data.pool import keep_heap
 from argosy.data.slab import SlabWriter, make_slab
 from argosy.fabric import Link
 
@@ -155,6 +156,7 @@ def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
     if (torch := cast(Any, sys.modules.get("torch"))) is not None:
         torch.set_num_threads(1)
+    keep_heap()
     with contextlib.suppress(PeerLost):
         link.send(Started())
         Worker(link, recipe, progress).loop()
