@@ -217,6 +217,7 @@ def test_ctrl_c_twice_kills(host: Console, tmp_path: Path):
     said(out, r"(?s)ready.*ready|\[0-1\].*ready")
     client.send_signal(signal.SIGINT)
     said(out, "stopping: ctrl-c")
+    pause(0.6)  # Closer together they are one.
     client.send_signal(signal.SIGINT)
     assert client.wait(60) in (130, -signal.SIGINT)
 

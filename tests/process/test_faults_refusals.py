@@ -52,6 +52,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["--nope", "waits.py"], "No such option"),
         (["-n", "0", "waits.py"], "must be positive"),
         (["-n", "x", "waits.py"], "-n must be a number"),
+        (["-n", "-3", "waits.py"], "the number of ranks must be positive: -3"),
         (["--restart", "sometimes", "waits.py"], "no such restart policy"),
         (["--restart", "group:pp", "waits.py"], "needs a dimension"),
         (["--nnodes", "2", "waits.py"], "more than one node"),

@@ -34,10 +34,10 @@ def command(everything: bool, as_json: bool) -> None:
 
     alive = list_runs()
     living, ended = living_rows(alive), ended_rows({run.directory for run in alive.runs})
-    if as_json:
-        print_json([*living, *ended])
-        return
     shown = [*living, *ended] if everything else living
+    if as_json:
+        print_json(shown)
+        return
     if shown:
         print_table(["RUN", "STATE", "RANKS", "STARTED", "STEPS"], [cells(row) for row in shown])
     else:

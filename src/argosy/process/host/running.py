@@ -197,12 +197,11 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
-        if self.state.final is not None:  # What came before in the same turn has broken the run.
+        if self.environment_lost and self.state.final is None:
+            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
+        if self.state.final is not None:  # They never come into being: else the run would wait for their end.
             for rank in ranks:
                 self.feed(root.Exited(rank, WaitStatus(signal=15)))
-            return
-        if self.environment_lost:
-            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
@@ -234,7 +233,7 @@ class Running:
             rank,
             variables,
             str(self.logs / f"{stem}.out"),
-            str(self.logs / f"{stem}.err"),
+            str(self.error_log(rank)),
             defaults=rank_defaults(self.launch),
             page=self.traces.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
@@ -248,6 +247,10 @@ class Running:
             beside = ForkBeside(self.launch, message.entry, child.born.pid, self.traces.leaf(message.rank))
             with contextlib.suppress(PeerLost):
                 send(self.zygote, beside, fds)
+
+    def error_log(self, rank: RankId) -> Path:
+        """Where the rank's stderr goes."""
+        return self.logs / f"{rank.index}.{rank.generation}.{'out' if self.launch.one_file else 'err'}"
 
     # --- what the host's processes report
 
@@ -299,7 +302,7 @@ class Running:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
         with (
             contextlib.suppress(OSError),
-            open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log,
+            open(self.error_log(rank), "a") as log,
         ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         self.inquest.exited(rank, WaitStatus(code=127), "")
