@@ -2,7 +2,8 @@
 
     python data_peer.py TASK LOADER WORKERS DIRECTORY
 
-Tasks: tokens, images, parquet, resume, handover. Loaders: argosy, torch, stateful, grain.
+Tasks: tokens, images, parquet, resume, handover.
+Loaders: argosy, torch, stateful, grain, mosaic (which first writes its own shards).
 """
 
 import sys
@@ -151,6 +152,20 @@ def grain_loader(task: str, workers: int, directory: Path) -> Any:
     return iterable
 
 
+def mosaic_loader(task: str, workers: int, directory: Path) -> Any:
+    from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+    source, shards = source_of(task, directory), directory / f"mosaic-{task}"
+    if not shards.exists():
+        kinds = ["x", "y"] if task == "tokens" else ["x"]
+        with MDSWriter(out=str(shards), columns=dict.fromkeys(kinds, "ndarray")) as out:
+            for index in range(len(source)):
+                sample = source[index]
+                out.write(dict(zip(kinds, sample if isinstance(sample, tuple) else [sample], strict=True)))
+    data = StreamingDataset(local=str(shards), shuffle=True, batch_size=BATCH)
+    return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
+
+
 def touch(batch: Any) -> None:
     """Read a word of every page, as a training would."""
     if isinstance(batch, dict):
@@ -171,6 +186,8 @@ def main() -> None:
         loader = argosy_loader(task, workers, directory)
     elif name == "grain":
         loader = grain_loader(task, workers, directory)
+    elif name == "mosaic":
+        loader = mosaic_loader(task, workers, directory)
     else:
         loader = torch_loader(task, workers, directory, stateful=name == "stateful")
     if task == "resume":

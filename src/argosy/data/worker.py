@@ -40,7 +40,7 @@ from argosy.data.messages import (
 )
 from argosy.data.parcel import open_parcel
 from argosy.data.pool import keep_heap
-from argosy.data.slab import SlabWriter, make_slab
+from argosy.data.slab import SlabWriter
 from argosy.fabric import Link
 
 WAIT_S = 3600.0
@@ -79,7 +79,7 @@ class Worker:
         rows = np.frombuffer(load.rows, np.int64).reshape(-1, load.width)
         number = self._free.pop() if self._free else len(self._slabs)
         if number == len(self._slabs):
-            self._slabs.append(SlabWriter(make_slab()))
+            self._slabs.append(SlabWriter())
         slab = self._slabs[number]
         slab.reset()
         self._progress[TICKET] = load.number
