@@ -73,7 +73,7 @@ PEERS = {
             name="mosaic",
             steps=(
                 ("--no-deps", "mosaicml-streaming==0.13.0", "torchvision"),
-                ("numpy<2.2", "transformers<5", "xxhash<4", "zstd", "Brotli", "python-snappy", "pillow", "requests"),
+                ("numpy<2.2", "transformers<5", "xxhash<4", "zstd", "Brotli", "python-snappy", "pillow", "catalogue"),
             ),
             download="about 80 MB",
             shares_torch=True,

@@ -155,14 +155,20 @@ def grain_loader(task: str, workers: int, directory: Path) -> Any:
 def mosaic_loader(task: str, workers: int, directory: Path) -> Any:
     from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
+    class Rows(StreamingDataset):
+        """Tokens are stored as they are in the file."""
+
+        def __getitem__(self, index: Any) -> Any:
+            row = super().__getitem__(index)["x"]
+            return row if task == "images" else (row[:-1].astype(np.int64), row[1:].astype(np.int64))
+
     source, shards = source_of(task, directory), directory / f"mosaic-{task}"
     if not shards.exists():
-        kinds = ["x", "y"] if task == "tokens" else ["x"]
-        with MDSWriter(out=str(shards), columns=dict.fromkeys(kinds, "ndarray")) as out:
-            for index in range(len(source)):
+        with MDSWriter(out=str(shards), columns={"x": "ndarray"}) as out:
+            for index in range(min(len(source), 16_384)):
                 sample = source[index]
-                out.write(dict(zip(kinds, sample if isinstance(sample, tuple) else [sample], strict=True)))
-    data = StreamingDataset(local=str(shards), shuffle=True, batch_size=BATCH)
+                out.write({"x": np.append(sample[0], sample[1][-1]).astype(np.uint16) if task == "tokens" else sample})
+    data = Rows(local=str(shards), shuffle=True, batch_size=BATCH)
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
 
 

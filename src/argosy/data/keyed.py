@@ -33,7 +33,11 @@ def seed_generators(*key: int | str) -> None:
     """
     word = derive_key(*key)
     _set(word)
-    torch = cast(Any, sys.modules.get("torch"))
+    seed_devices(word, sys.modules.get("torch"))
+
+
+def seed_devices(word: int, torch: Any) -> None:
+    """Key the generators of CUDA devices, if they are in use."""
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:
             generator.manual_seed(word & _SIGNED)

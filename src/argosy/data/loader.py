@@ -223,7 +223,7 @@ class Loader:
             filled = crew.get(ticket, list(itertools.islice(self._following(ticket), crew.depth)))
         self._account(ticket, filled)
         self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows)
-        return _as_tensors(filled.batch)
+        return as_tensors(filled.batch, sys.modules.get("torch"))
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -272,9 +272,8 @@ def _my_place() -> tuple[int, int]:
     return place.rank.index, place.size
 
 
-def _as_tensors(batch: Any) -> Any:
+def as_tensors(batch: Any, torch: Any) -> Any:
     """Arrays become tensors where torch is imported, in pinned memory where there is an accelerator."""
-    torch = cast(Any, sys.modules.get("torch"))
     if torch is None or not hasattr(torch, "from_numpy"):
         return batch
     if torch.accelerator.is_available():
