@@ -1,4 +1,4 @@
-"""What a rank tells about itself while it runs: progress page, journal, torch hooks.
+"""What a rank tells about itself while it runs: progress page, spans, journal, torch hooks.
 
 This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
 """
@@ -7,6 +7,7 @@ from argosy.observe.hooks import attach, attached, count_collective, install, in
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
+from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
 
 __all__ = [
     "Damage",
@@ -19,6 +20,8 @@ __all__ = [
     "Page",
     "Phase",
     "Progress",
+    "Ring",
+    "Span",
     "attach",
     "attached",
     "count_collective",
@@ -27,4 +30,7 @@ __all__ = [
     "install_when_imported",
     "mark_waiting",
     "read_journal",
+    "read_spans",
+    "record_spans",
+    "span",
 ]

@@ -21,7 +21,7 @@ from pathlib import Path
 import setproctitle
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
-from argosy.fabric import Arrive, Link, accept, connect, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import Arrive, Assist, Link, accept, connect, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
 from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
@@ -214,6 +214,9 @@ class Agent:
             case Arrive(run, rank, count):
                 if run in self.runs:
                     self.runs[run].barrier.arrive(rank.index, count, link)
+            case Assist(run):
+                if run in self.runs:
+                    self.runs[run].assist(message, fds)
             case ListRuns():
                 link.send(answer_list(self.runs.values(), self.pool, self.warden_pid))
             case Shutdown(by):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Link
+from argosy.fabric import Assist, Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
@@ -21,6 +21,7 @@ from argosy.process.host.messages import (
     Child,
     ChildExited,
     Fork,
+    ForkBeside,
     ForkStore,
     Happened,
     Message,
@@ -240,6 +241,14 @@ class Running:
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=self.traces.prepare(rank),
         )
+
+    def assist(self, message: Assist, fds: list[int]) -> None:
+        """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
+        child = self.children.get(message.rank)
+        if child is not None and self.zygote is not None:
+            beside = ForkBeside(self.launch, message.entry, child.born.pid, self.traces.leaf(message.rank))
+            with contextlib.suppress(PeerLost):
+                send(self.zygote, beside, fds)
 
     def error_log(self, rank: RankId) -> Path:
         """Where the rank's stderr goes."""

@@ -25,6 +25,7 @@ from argosy.process.host.daemons import start_warden
 from argosy.process.host.messages import (
     Child,
     Fork,
+    ForkBeside,
     Forked,
     ForkFailed,
     ForkStore,
@@ -38,6 +39,7 @@ from argosy.process.host.messages import (
 )
 from argosy.process.host.proc import born
 from argosy.process.host.reaper import Reaper
+from argosy.process.rank.beside import run_beside
 from argosy.process.rank.boot import Inherited, run_rank
 from argosy.process.rank.child import reset_signals
 from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
@@ -143,6 +145,8 @@ class Zygote:
                     if position % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                         link.flush()
                 link.flush()
+            case ForkBeside():
+                self.fork_beside(message, fds)
             case ForkStore():
                 self.fork_store(link, message, fds[0])
             case Retire():
@@ -175,6 +179,12 @@ class Zygote:
         child = Child(message.run, spec.rank, born(pid))
         self.reaper.children[pid] = child
         link.queue(Forked(child))
+
+    def fork_beside(self, message: ForkBeside, fds: list[int]) -> None:
+        """Fork a process that a rank asked for; the rank sees whether it came, and its end is nobody else's."""
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                self.become(lambda: run_beside(self.inherited, message, fds))  # Z2
 
     def fork_store(self, link: Link[ToZygote], message: ForkStore, listener: int) -> None:
         """Fork the process that serves a generation's store."""
