@@ -141,9 +141,7 @@ class Sailor:
                 self.meet("forward")
                 loss = self.loss(self.step)
                 self.meet("collective")
-                hook = next(iter(self.model.parameters())).register_hook(
-                    lambda g: self.meet("backward")
-                )
+                hook = next(iter(self.model.parameters())).register_hook(lambda g: self.meet("backward"))
                 loss.backward()
                 hook.remove()
                 if self.wrapper == "ddp":
