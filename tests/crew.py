@@ -108,7 +108,7 @@ def crews(
         command = [sys.executable, "-c", _PARENT, directory, str(script), " ".join(preload), *told]
         parent = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
-            code = parent.wait(100)
+            code = parent.wait(280)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
