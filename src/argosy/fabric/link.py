@@ -207,7 +207,7 @@ class Link(Generic[Message]):
         fds = [self._received_fds.popleft() for _ in range(fd_count)]
         try:
             return self._decoder.decode(payload), fds
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             for fd in fds:
                 os.close(fd)
             raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None

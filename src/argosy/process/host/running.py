@@ -293,7 +293,7 @@ class Running:
             root.Exited(
                 rank,
                 message.status,
-                progressed=lived_s > STEADY_S or any(p.steps or p.collectives for p in progress.values()),
+                progressed=lived_s > STEADY_S or any(_moved(p) for p in progress.values()),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 oom=oom,
                 cpu_s=message.cpu_s,
@@ -414,6 +414,7 @@ class Running:
             self.record.started_at,
             self.launch.detached,
             ranks,
+            self.launch.dims,
         )
 
     def rank_state(self, slot: root.Slot) -> str:
@@ -464,3 +465,8 @@ class Running:
             if fd is not None:
                 os.close(fd)
         self.host.finished(self, code)
+
+
+def _moved(progress: Progress) -> bool:
+    """Whether a rank did what it is there for."""
+    return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))
