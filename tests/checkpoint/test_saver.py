@@ -253,8 +253,9 @@ def test_a_newer_format_is_refused(tmp_path: Path):
 
 def test_a_write_during_the_copy_is_found(tmp_path: Path):
     """Written behind the optimizer's back, as `.data` allows: the snapshot is discarded and training goes on."""
+    from argosy.checkpoint.arena import Arena
     from argosy.checkpoint.arranging import arrange, shares
-    from argosy.checkpoint.snapshot import Arena, Snapshot
+    from argosy.checkpoint.snapshot import Snapshot
     from argosy.transfer import describe
 
     weight = torch.nn.Linear(512, 512)
