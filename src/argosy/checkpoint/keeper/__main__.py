@@ -15,14 +15,14 @@ from argosy.core import ArgosyError
 
 
 def leave_cgroup() -> None:
-    """Step out of the rank's own cgroup, which is killed with the rank, into the one above it."""
+    """Step out of the rank's own cgroup, which is killed with the rank, into that of the allocation."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line[3:] for line in lines if line.startswith("0::"))
         for mount in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
             above = (mount / own.lstrip("/")).parent
             if above.name.startswith("argosy-"):
-                (above / "cgroup.procs").write_text("0")
+                (above.parent / "cgroup.procs").write_text("0")
 
 
 def main() -> None:
