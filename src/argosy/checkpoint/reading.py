@@ -272,8 +272,10 @@ def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:
     return found
 
 
-def chunk_copies(entry: Entry, box: Box, address: int, member: Member, rank: int, to: int) -> Iterator[Copy]:
-    """The copies from a chunk at `address` into the pieces of a rank's tensor that begins at `to`."""
+def chunk_copies(
+    entry: Entry, box: Box, address: int, member: Member, rank: int, to: Callable[[str], int]
+) -> Iterator[Copy]:
+    """The copies from a chunk at `address` into the pieces of a rank; `to` says where the tensor of a name begins."""
     size = member.itemsize
     for piece in member.layout.by_rank.get(rank, ()):
         common = piece.box & box
@@ -282,7 +284,11 @@ def chunk_copies(entry: Entry, box: Box, address: int, member: Member, rank: int
         inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
         place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]
         source = spot(address, size, strides_of(box.shape), inside)
-        yield Copy(common, entry.shape, size, source, spot(to + piece.offset * size, size, piece.strides, place))
+        yield Copy(common, entry.shape, size, source, _spot_of(piece, to(piece.tensor or entry.name), size, place))
+
+
+def _spot_of(piece: Piece, address: int, size: int, place: Sequence[int]) -> Spot:
+    return spot(address + piece.offset * size, size, piece.strides, place)
 
 
 def covered(name: str, shape: tuple[int, ...], boxes: Iterable[Box]) -> None:

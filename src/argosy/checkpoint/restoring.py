@@ -4,14 +4,15 @@ R3  Everything that will be written is verified before the first byte is: on err
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from argosy.checkpoint.files import Files
+from argosy.checkpoint.fitting import Fit, Wish, check_cover, fit
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S, as_state, landing, new_tensor, place
+from argosy.checkpoint.gathering import as_state, landing, new_tensor, place
 from argosy.checkpoint.reading import (
     Candidate,
     Chunk,
@@ -19,15 +20,12 @@ from argosy.checkpoint.reading import (
     Step,
     all_chunks,
     chunk_copies,
-    covered,
     stored_state,
 )
 from argosy.checkpoint.searching import Kind, Search
 from argosy.checkpoint.snapshot import address_of
 from argosy.core import ArgosyError, ConfigError
-from argosy.transfer import Adoption, Box, Copy, Member, Role, State, Unit, full_name, held, replicated
-
-Rename = Mapping[str, str] | Callable[[str], str]
+from argosy.transfer import Box, Copy, Member, State, held, replicated
 
 
 @dataclass(slots=True)
@@ -52,18 +50,6 @@ class Restored:
         return line + "".join(f"\n  passed over {reason}" for reason in self.skipped)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a caller of `restore` asks for besides the step."""
-
-    rename: Rename | None = None
-    partial: bool = False
-    fresh: bool = False
-    roles: Collection[Role] | None = None
-    timeout_s: float = EXCHANGE_TIMEOUT_S
-    """How long to wait for other ranks."""
-
-
 def restore(
     path: str | Path,
     into: Any = None,
@@ -76,9 +62,9 @@ def restore(
 
     `into` is a State, a module, or a dict of modules, optimizers and whatever has a state_dict; their tensors are
     written in place, in whatever layout they have. Without it, the tensors are returned whole: no ranks, no process
-    group. Keyword arguments are those of `Wish`: `rename` maps stored names to live ones, `partial=True` lets
-    names on either side be without a partner, `roles` restores only these, `fresh=True` lets moments be left out,
-    `timeout_s` bounds the wait for other ranks.
+    group. Keyword arguments are those of `Wish`: `rename` maps stored names to live ones, `remap` also splits, fuses,
+    stacks and transposes them, `partial=True` lets names on either side be without a partner, `roles` restores only
+    these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait for other ranks.
 
     Raises:
         StepNotFound: nothing was committed, or not this step.
@@ -158,8 +144,9 @@ class _Collecting:
     def __init__(self, files: Files, found: Step) -> None:
         self._found, self._stored = found, stored_state(found)
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
-        _check_cover(found.entries, self._targets)
-        _fill(files, _wanted(found.entries, self._targets, 0), self._targets, 0)
+        check_cover(found.entries, self._targets)
+        locals_ = {name: member.local for name, member in self._targets.items()}
+        _fill(files, _wanted(found.entries, self._targets, 0), Fit(found.entries, self._targets, locals_), 0)
 
     def finish(self) -> Restored:
         tensors = {name: member.local for name, member in self._targets.items()}
@@ -183,95 +170,18 @@ class _Writing:
 
     def __init__(self, files: Files, found: Step, live: State, wish: Wish) -> None:
         self._files, self._found, self._rank = files, found, live.rank
-        self._adoption, entries = _prepare(found, live, wish)
-        self._wanted = _wanted(entries, self._adoption.targets, live.rank)
+        self._fit = fit(found, live, wish)
+        self._wanted = _wanted(self._fit.entries, self._fit.targets, live.rank)
         Reader(files).read(self._wanted)
 
     def finish(self) -> Restored:
-        _fill(self._files, self._wanted, self._adoption.targets, self._rank)
-        self._adoption.commit()
+        adoption = self._fit.adoption
+        _fill(self._files, self._wanted, self._fit, self._rank)
+        adoption.commit()
         total = sum(box.cells * entry.bytes // max(entry.box.cells, 1) for entry, box, _, _ in self._wanted)
-        kept, unused = self._adoption.kept, self._adoption.unused
+        kept, unused = adoption.kept, adoption.unused
         step = self._found.root.step
         return Restored(step, self.source, 0.0, total, kept=kept, unused=unused, values=self._found.values)
-
-
-def _prepare(found: Step, live: State, wish: Wish) -> tuple[Adoption, list[Entry]]:
-    stored = stored_state(found)
-    renamed = _renamed(stored, wish.rename)
-    # What other ranks kept for themselves is not ours to want.
-    foreign = [name for name, unit in renamed.units.items() if _is_foreign(unit, live)]
-    for name in foreign:
-        del renamed.units[name]
-    if wish.roles is not None:
-        for unit in renamed.units.values():
-            unit.members = {k: m for k, m in unit.members.items() if m.role in wish.roles}
-        renamed.units = {name: unit for name, unit in renamed.units.items() if unit.members}
-        if not wish.fresh and "parameter" in wish.roles and "moment" not in wish.roles and _has_moments(stored):
-            raise ConfigError(
-                "parameters would be restored without their moments", hint="pass fresh=True if that is meant"
-            )
-    assert live.adopt is not None
-    adoption = live.adopt(renamed)
-    if not wish.partial and wish.roles is None:
-        if adoption.unused:
-            raise ConfigError(f"no place for stored {_some(adoption.unused)}", hint="rename them, or pass partial=True")
-        if adoption.kept:
-            raise ConfigError(f"not stored: {_some(adoption.kept)}", hint="pass partial=True to leave them as they are")
-    back = {new.name: old for old, new in zip(stored.units, renamed_units(stored, wish.rename), strict=True)}
-    entries = [_rename_entry(entry, back) for entry in found.entries]
-    entries = [entry for entry in entries if entry.name in adoption.targets]
-    _check_cover(entries, adoption.targets)
-    return adoption, entries
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
-
-
-def _is_foreign(unit: Unit, live: State) -> bool:
-    return any(m.role == "local" for m in unit.members.values()) and not unit.name.startswith(f"rank{live.rank}/")
-
-
-def _has_moments(stored: State) -> bool:
-    return any(member.role == "moment" for _, _, member in stored.members())
-
-
-def renamed_units(stored: State, rename: Rename | None) -> list[Unit]:
-    """The stored units under the names that they have here."""
-
-    def new(name: str) -> str:
-        return name if rename is None else rename(name) if callable(rename) else rename.get(name, name)
-
-    return [
-        Unit(new(unit.name), dict(unit.members), unit.options, tuple(map(new, unit.aliases)))
-        for unit in stored.units.values()
-    ]
-
-
-def _renamed(stored: State, rename: Rename | None) -> State:
-    units = renamed_units(stored, rename)
-    if len({unit.name for unit in units}) != len(units):
-        raise ConfigError("rename= gives two stored tensors the same name")
-    return State(units={unit.name: unit for unit in units}, values=stored.values)
-
-
-def _rename_entry(entry: Entry, back: Mapping[str, str]) -> Entry:
-    import msgspec
-
-    names = {old: new for new, old in back.items()}
-    new = names.get(entry.unit, entry.unit)
-    return entry if new == entry.unit else msgspec.structs.replace(entry, unit=new, name=full_name(new, entry.key))
-
-
-def _check_cover(entries: Iterable[Entry], targets: Mapping[str, Member]) -> None:
-    boxes: dict[str, list[Box]] = {}
-    for entry in entries:
-        boxes.setdefault(entry.name, []).append(entry.box)
-    for name, member in targets.items():
-        if name in boxes:
-            covered(name, member.shape, boxes[name])
 
 
 def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
@@ -281,13 +191,14 @@ def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) 
     return [chunk for chunk in all_chunks(near) if any(box & chunk[1] for box in mine[chunk[0].name])]
 
 
-def _fill(files: Files, wanted: Sequence[Chunk], targets: Mapping[str, Member], rank: int) -> None:
+def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None:
     """Read, verify and write; a tensor that is not plain CPU memory gets its bytes through one that is."""
-    landings = {name: landing(member.local) for name, member in targets.items() if held(member, rank)}
+    used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
+    landings = {name: landing(fitted.locals[name]) for name in used}
+    addresses = {name: address_of(local) for name, (local, _) in landings.items()}
 
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
-        to = address_of(landings[entry.name][0])
-        return list(chunk_copies(entry, box, address, targets[entry.name], rank, to))
+        return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))
 
     Reader(files).read(wanted, sink)
     for _, finish in landings.values():
