@@ -2,27 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import daemon, desk, gone, idle, kill, look, office, pause, ranks, run_of
+from daemons import daemon, gone, kill, look, pause, ranks, run_of
 
 from argosy.process.host.messages import RunInfo
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
 
 
 def go(console: Console) -> None:

@@ -4,30 +4,11 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import desk, gone, idle, office, pause, ranks
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
-
-
-def script(console: Console, text: str) -> str:
-    (console.cwd / "s.py").write_text(text)
-    return "s.py"
+from daemons import desk, gone, pause, ranks, script
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

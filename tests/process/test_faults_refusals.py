@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from console import Console, Ended, said, until
-from daemons import daemon, desk, idle, look, office, ranks
+from daemons import daemon, look, office, ranks
 
 ROOT = os.getuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="only root can mount, or become somebody else")
@@ -25,13 +25,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     with office(tmp_path_factory.mktemp("office")) as console:
         assert console.argosy("run", "--", "true").code == 0
         yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
 
 
 def is_clear(ended: Ended, *words: str) -> None:

@@ -6,7 +6,7 @@ What calls need (pickling above all) is imported when first asked for: most proc
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
-from argosy.fabric.here import Arrive, Place, Released, here
+from argosy.fabric.here import Arrive, Assist, Place, Released, here
 from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
 from argosy.fabric.paths import build_id, cache_dir, runtime_dir, shared_memory_dir, shared_memory_path, state_dir
 
@@ -55,6 +55,7 @@ __getattr__, _late = lazy(__name__, _CALLS)
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "FDS_MAX",
     "Arrive",
+    "Assist",
     "BadFrame",
     "Link",
     "Place",

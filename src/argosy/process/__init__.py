@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from argosy.process.run.rundir import read_record as read_record
     from argosy.process.terminal.client import ask as ask
     from argosy.process.terminal.client import connect_agent as connect_agent
+    from argosy.process.terminal.client import find_living as find_living
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
     from argosy.process.terminal.foreground import Foreground as Foreground
@@ -96,7 +97,7 @@ _HOMES = {
         "actors.readiness": "Answers LogLine Tcp",
         "upkeep.checkup": "Check Measured judge_machine",
         "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
-        "terminal.client": "ask connect_agent list_runs reach_agent",
+        "terminal.client": "ask connect_agent find_living list_runs reach_agent",
         "rank.environment": "open_environment own_limits seal_environment",
         "terminal.foreground": "Foreground",
         "imports.scan": "fingerprint scan",

@@ -7,7 +7,8 @@ from pathlib import Path
 from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.daemons import start_warden
-from argosy.process.host.messages import ListRuns, Message, Refused, Runs, ToClient, to_client
+from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, ToClient, to_client
+from argosy.process.run.rundir import find_run
 
 START_S = 20.0
 ANSWER_S = 30.0
@@ -76,3 +77,18 @@ def list_runs() -> Runs:
         link.close()
     assert isinstance(answer, Runs)
     return answer
+
+
+def find_living(text: str) -> RunInfo:
+    """The living run that `text` names: see `find_run`.
+
+    Raises:
+        ConfigError: there is no such run, or it has ended.
+    """
+    directory = str(find_run(text))
+    for run in list_runs().runs:
+        if run.directory == directory:
+            return run
+    raise ConfigError(
+        f"the run is not alive: {text}", hint=f"`argosy why {text}` tells how it ended, `argosy ps` lists the living"
+    )
