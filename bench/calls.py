@@ -37,7 +37,8 @@ def argosy(stage: Stage, what: str, count: int) -> list[float]:
 
 
 def contenders(stage: Stage, what: str, count: int, floors: str = "", peers: str = "monarch ray") -> list[Contender]:
-    found = [Contender(name="argosy", sample=partial(argosy, stage, what, count))]
+    warm_up = what in ("mesh", "back")  # The first one imports torch for all that come after it.
+    found = [Contender(name="argosy", sample=partial(argosy, stage, what, count), warm_up=warm_up)]
     for floor in floors.split():
         extra = [str(free_port())] if floor == "rpc" else []
         args = (floor, what, str(count), *extra)
