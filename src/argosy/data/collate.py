@@ -127,7 +127,7 @@ class Stack:
 
 
 def _form(sample: Any) -> Any:
-    return type(sample), tuple(sample) if isinstance(sample, dict) else len(sample)
+    return type(sample), tuple(cast("dict[Any, Any]", sample)) if isinstance(sample, dict) else len(sample)
 
 
 def _values(sample: Any) -> Any:

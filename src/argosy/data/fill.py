@@ -85,7 +85,7 @@ def fill(
         try:
             batch = reader.gather(rows, empty)
         except Exception as error:
-            raise _sample_error(
+            raise sample_error(
                 f"{reader.where(rows, 0)} or one of the {reader.count(rows) - 1} after it", error
             ) from error
         if batch is not None:
@@ -102,7 +102,7 @@ def fill(
         except Exception as error:
             where = reader.where(rows, number)
             if recipe.skip is None or not isinstance(error, recipe.skip.errors):
-                raise _sample_error(where, error) from error
+                raise sample_error(where, error) from error
             skipped.append(Skipped(reader.identity(rows, number), where, _describe(error)))
             continue
         take(sample)
@@ -115,7 +115,7 @@ def fill(
     return Filled(made, rows, skipped, report(rows) if report is not None else None)
 
 
-def _sample_error(where: str, error: Exception) -> SampleError:
+def sample_error(where: str, error: Exception) -> SampleError:
     return SampleError(where, _describe(error), hint="pass skip=Skip(limit=...) to leave such samples out")
 
 

@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -226,7 +226,7 @@ class Loader:
         return as_tensors(filled.batch, sys.modules.get("torch"))
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Generator[None]:
         """The training waits for data: seen on its page, recorded as a span, counted here."""
         page, began = attached(), time.perf_counter()
         page.enter(Doing.DATA)

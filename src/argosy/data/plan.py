@@ -4,7 +4,7 @@ A plan lives in the loader and is pure; its reader lives where samples are made 
 matters: a row may be read by anybody, any number of times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -21,7 +21,7 @@ from argosy.data.permute import Permutation, derive_key
 Rows = NDArray[np.int64]
 """One row or more per sample; the columns are the plan's own, and its reader knows them."""
 State = dict[str, Any]
-CHUNK = 4096
+CHUNK, CHUNK_MIN = 4096, 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,27 +69,45 @@ def hint_of(plan: Plan, rows: Rows) -> Any:
     return None if hint is None else hint(rows)
 
 
+class Chunks:
+    """Rows made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
+
+    def __init__(self, make: Callable[[int, int], Rows], size: int) -> None:
+        self._make, self._size = make, size
+        self._kept: dict[int, Rows] = {}
+
+    def rows(self, start: int, count: int) -> Rows:
+        size = self._size
+        first, last = start // size, (start + count - 1) // size
+        chunks = [self._chunk(number) for number in range(first, last + 1)]
+        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        return whole[start - first * size : start - first * size + count]
+
+    def _chunk(self, number: int) -> Rows:
+        if number not in self._kept:
+            rows = self._make(number * self._size, self._size)
+            self._kept = {number: rows, **dict(list(self._kept.items())[:1])}
+        return self._kept[number]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
 class MapPlan:
     """One source with a length."""
 
     def __init__(self, source: Any, shuffle: Shuffle, seed: int) -> None:
         self.source = source
         self.order = Order(length_of(source), shuffle, seed)
-        self._chunks: dict[int, Rows] = {}
+        # Each epoch costs calls of its own: those of a tiny source are not made by the thousand.
+        self._chunks = Chunks(self._make_rows, min(CHUNK, max(CHUNK_MIN, self.order.length)))
 
     def rows(self, start: int, count: int) -> Rows:
-        first, last = start // CHUNK, (start + count - 1) // CHUNK
-        chunks = [self._chunk(number) for number in range(first, last + 1)]
-        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-        return whole[start - first * CHUNK : start - first * CHUNK + count]
+        return self._chunks.rows(start, count)
 
-    def _chunk(self, number: int) -> Rows:
-        """Rows are made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
-        if number not in self._chunks:
-            epochs, indices = self.order.at(np.arange(number * CHUNK, (number + 1) * CHUNK))
-            rows = np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
-            self._chunks = {number: rows, **dict(list(self._chunks.items())[:1])}
-        return self._chunks[number]
+    def _make_rows(self, start: int, count: int) -> Rows:
+        epochs, indices = self.order.at(np.arange(start, start + count))
+        return np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
 
     def end(self, epochs: int) -> int:
         return self.order.end_of(epochs)
@@ -125,8 +143,13 @@ class MixPlan:
         ]
         self.quotas = quotas(mix.weights, self.BLOCK)
         self._pattern = lru_cache(maxsize=16)(self._draw_pattern)
+        shortest = min(order.length for order in self.orders)
+        self._chunks = Chunks(self._make_rows, min(CHUNK, max(CHUNK_MIN, shortest)))
 
     def rows(self, start: int, count: int) -> Rows:
+        return self._chunks.rows(start, count)
+
+    def _make_rows(self, start: int, count: int) -> Rows:
         result = np.empty((count, 3), np.int64)
         positions = np.arange(start, start + count)
         blocks, offsets = np.divmod(positions, self.BLOCK)
@@ -172,6 +195,7 @@ class MixPlan:
             sources, _ = self._pattern(position // self.BLOCK)
             turns += int((sources[: position % self.BLOCK] == number).sum())
             restore_order(order, saved, turns, resize=resize)
+        self._chunks.clear()
 
 
 class Mix:

@@ -83,4 +83,6 @@ def _obstore() -> Any:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
