@@ -119,7 +119,7 @@ class Loader:
         self.handed: Handed | None = None
         self._reports: dict[Ticket, Filled] = {}
         self._held = _Held()
-        self.close = weakref.finalize(self, self._held.close)
+        weakref.finalize(self, self._held.close)  # A loader that is forgotten is closed too.
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -152,6 +152,15 @@ class Loader:
         self._reports.clear()
         self.cursor += self._count(self.cursor)
         self.step += 1
+
+    def rewind(self) -> None:
+        """Begin again at the first sample: an evaluation goes through the same samples each time."""
+        self._reports.clear()
+        self.cursor = self.step = 0
+
+    def close(self) -> None:
+        """End the workers; they come again if the loader is used again."""
+        self._held.close()
 
     @property
     def exhausted(self) -> bool:
