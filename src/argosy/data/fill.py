@@ -3,6 +3,7 @@
 M1  What a batch holds depends on its rows, the seed and the source alone, not on who makes it or when.
 """
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,6 +125,6 @@ def _describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     text = f"{type(error).__name__}: {error}"
     last = frames[-1] if frames else None
-    if last is None or last.filename == __file__:
+    if last is None or os.path.dirname(last.filename) == os.path.dirname(__file__):
         return text
     return f"{text} (in {last.name}, {last.filename}:{last.lineno})"

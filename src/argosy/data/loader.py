@@ -102,6 +102,7 @@ class Loader:
         skip: Skip | None = None,
         resized: bool = False,
     ) -> None:
+        _check(batch, micro, seed, epochs, shuffle, workers)
         self.batch, self.micro, self.seed, self._resized = batch, micro, seed, resized
         self._plan: Plan = plan_of(source, shuffle or Shuffle.full(), seed)
         self._epochs = epochs
@@ -195,7 +196,7 @@ class Loader:
         Raises:
             SourceChanged: the order would be another one; the loader is as before.
         """
-        if state.get("format") != FORMAT:
+        if not isinstance(cast(Any, state), dict) or state.get("format") != FORMAT:
             raise SourceChanged(f"this is no state of a loader, or of another version: {str(state)[:200]}")
         self._plan.restore(state, state["cursor"], resize=self._resized)
         self._reports.clear()
@@ -270,6 +271,19 @@ class Loader:
                 return ThreadCrew(self._plan, self._recipe, self._workers)
             case _:
                 return Inline(self._plan, self._recipe)
+
+
+def _check(batch: Any, micro: Any, seed: Any, epochs: Any, shuffle: Any, workers: Any) -> None:
+    """Refuse what torch's loader would take, or nobody would, before it goes wrong further in."""
+    for name, value in (("batch", batch), ("micro", 1 if micro is None else micro), ("seed", seed)):
+        if not isinstance(value, int):
+            raise ConfigError(f"{name} is a whole number: {value!r}")
+    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+        raise ConfigError(f"epochs are at least 1, or None for no end: {epochs!r}")
+    if shuffle is not None and not isinstance(shuffle, Shuffle):
+        raise ConfigError(f"shuffle is Shuffle.full(), .blocks(size, window) or .none(): {shuffle!r}")
+    if not isinstance(workers, int | Processes | Threads) or isinstance(workers, bool):
+        raise ConfigError(f"workers are a number, Processes(...) or Threads(...): {workers!r}")
 
 
 def _my_place() -> tuple[int, int]:

@@ -4,7 +4,9 @@ A plan lives in the loader and is pure; its reader lives where samples are made 
 matters: a row may be read by anybody, any number of times.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -22,6 +24,7 @@ Rows = NDArray[np.int64]
 """One row or more per sample; the columns are the plan's own, and its reader knows them."""
 State = dict[str, Any]
 CHUNK, CHUNK_MIN = 4096, 64
+_LIBRARIES = {"jax", "numpy", "pandas", "polars", "pyarrow", "torch", "xarray"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -199,7 +202,7 @@ class MixPlan:
 
 
 class Mix:
-    """Sources with weights, for a Loader: `Mix({code: 3, text: 1})` or `Mix([code, text], [3, 1])`."""
+    """Sources with weights, for a Loader: `Mix([code, text], [3, 1])`."""
 
     def __init__(
         self, sources: Sequence[Any], weights: Sequence[float], shuffle: Shuffle | Sequence[Shuffle] | None = None
@@ -258,13 +261,28 @@ class MapReader:
 
     def gather(self, rows: Rows, empty: Empty) -> Any | None:
         source = self.sources[rows[0, 0]]
-        if (rows[:, 0] != rows[0, 0]).any() or not hasattr(source, "gather"):
+        if (rows[:, 0] != rows[0, 0]).any() or not offers(source, "gather"):
             return None
         return source.gather(rows[:, 2], empty)
 
 
+def offers(source: Any, what: str) -> bool:
+    """Whether a source has `gather` or `where` in our sense: tensors and tables have others of these names."""
+    return hasattr(source, what) and type(source).__module__.partition(".")[0] not in _LIBRARIES
+
+
 def length_of(source: Any) -> int:
     """The number of samples, or a ConfigError that says what a source is."""
+    if isinstance(source, str | bytes | os.PathLike):
+        raise ConfigError(
+            f"a source is not the name of a file: {str(cast(Any, source))[:200]}",
+            hint="Tokens(path, length), Jsonl(path) or Parquet(path) reads one",
+        )
+    if isinstance(source, Mapping):
+        raise ConfigError(
+            f"a source is indexed from 0, not by keys: {type(cast(Any, source)).__name__}",
+            hint="use one of its values, a list of them, or Mix(sources, weights)",
+        )
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise ConfigError(
             f"a source has __len__ and __getitem__: {type(source).__name__}",
@@ -275,8 +293,9 @@ def length_of(source: Any) -> int:
 
 def where_in(source: Any, index: int) -> str:
     """Where a sample comes from, in the words of its source."""
-    if hasattr(source, "where"):
-        return str(source.where(index))
+    if offers(source, "where"):
+        with suppress(Exception):  # It is asked when something is wrong already.
+            return str(source.where(index))
     return f"{type(source).__name__}[{index}]"
 
 
