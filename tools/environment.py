@@ -170,7 +170,8 @@ def install(borrow: bool) -> None:
     for old in (ROOT / "src" / "argosy").glob("_native*.so"):
         old.unlink()  # An extension that is not built now must not be found later.
     # Build isolation would download the build tools again, each time.
-    run_loudly([*pip, "--no-build-isolation", "-e", str(ROOT), *needed], "installing Argosy and its tools")
+    native = ", compiling its Rust extension (a minute or two)" if builds_native() else ""
+    run_loudly([*pip, "--no-build-isolation", "-e", str(ROOT), *needed], f"installing Argosy and its tools{native}")
 
 
 def link_tools(scripts: str) -> None:

@@ -13,7 +13,6 @@ import torch
 
 import argosy
 from argosy.checkpoint import (
-    Cadence,
     CorruptShard,
     DirectoryInUse,
     KeepBest,
@@ -21,7 +20,6 @@ from argosy.checkpoint import (
     Saver,
     StepNotFound,
     TornSnapshot,
-    best_interval_s,
     restore,
 )
 from argosy.checkpoint.operations import Create, Operation, Sync, Write
@@ -253,8 +251,9 @@ def test_a_newer_format_is_refused(tmp_path: Path):
 
 def test_a_write_during_the_copy_is_found(tmp_path: Path):
     """Written behind the optimizer's back, as `.data` allows: the snapshot is discarded and training goes on."""
+    from argosy.checkpoint.arena import Arena
     from argosy.checkpoint.arranging import arrange, shares
-    from argosy.checkpoint.snapshot import Arena, Snapshot
+    from argosy.checkpoint.snapshot import Snapshot
     from argosy.transfer import describe
 
     weight = torch.nn.Linear(512, 512)
@@ -378,13 +377,6 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path: Path):
         first.kill()
     with Saver(tmp_path) as second:  # The dead owner is replaced.
         second.save(network(), 1).wait(30)
-
-
-def test_the_best_interval_is_youngs_and_dalys():
-    assert best_interval_s(1.0, 1 / 86400) == pytest.approx(415, rel=0.01)
-    assert Cadence(failures_per_day=1).steps(step_s=1.0, cost_s=1.0) == 415
-    assert Cadence(failures_per_day=0).steps(step_s=1.0, cost_s=1.0) > 10**6
-    assert Cadence(every_steps=7).steps(step_s=1.0, cost_s=1.0) == 7
 
 
 def test_bulk_writes_are_aligned_for_direct_io(tmp_path: Path):

@@ -2,27 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import daemon, desk, gone, idle, kill, look, office, pause, ranks, run_of
+from daemons import daemon, gone, kill, look, pause, ranks, run_of
 
 from argosy.process.host.messages import RunInfo
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
 
 
 def go(console: Console) -> None:
@@ -44,6 +30,22 @@ def test_after_the_agent_is_killed_twice_the_client_shows_the_rest_and_the_exit_
     text = out.read_text()
     assert "rank 0 goes" in text
     assert "rank 1 goes" in text
+
+
+def test_a_warm_zygote_outlives_an_agent_that_is_killed_while_nothing_runs(host: Console):
+    go(host)
+    assert host.argosy("run", "waits.py").code == 0
+    warm, agent = zygotes(host), daemon(host, "agent")
+    assert warm
+    kill(agent)
+    assert daemon(host, "agent") != agent
+    until(lambda: zygotes(host) == warm, "the zygotes of before")
+    assert host.argosy("run", "waits.py").code == 0
+    assert zygotes(host) == warm
+
+
+def zygotes(console: Console) -> set[int]:
+    return {daemon.pid for daemon in look(console).daemons if daemon.what == "zygote"}
 
 
 @pytest.mark.parametrize("words", [["waits.py"], ["--", "python3", "waits.py"]], ids=["forked", "executed"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from console import Console, Ended, said
-from daemons import desk, idle, office, pause
+from daemons import office, pause, script
 
 from argosy.core import RankId
 from argosy.process.run import facts
@@ -21,18 +21,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         (console.cwd / "s.py").write_text("print('hello')\n")
         assert console.argosy("run", "--name", "first", "s.py").code == 0
         yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
-
-
-def script(console: Console, text: str) -> str:
-    (console.cwd / "s.py").write_text(text)
-    return "s.py"
 
 
 def to_full_disk(console: Console, *words: str) -> Ended:

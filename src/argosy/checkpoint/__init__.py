@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.checkpoint.committing import prune_steps
+from argosy.checkpoint.fitting import Wish
 from argosy.checkpoint.format import CorruptShard, StepNotFound
 from argosy.checkpoint.inspecting import StepInfo, TensorInfo, diff, list_steps, opened, tensors, verify
+from argosy.checkpoint.keeper.client import Keeping
+from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.owner import DirectoryInUse
-from argosy.checkpoint.restoring import Restored, Wish, restore
+from argosy.checkpoint.restoring import Restored, restore
 from argosy.checkpoint.retention import Cadence, KeepBest, KeepEvery, KeepLast, best_interval_s
 from argosy.checkpoint.saver import Handle, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
@@ -28,6 +31,8 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "Keeping",
+    "Overtaken",
     "Restored",
     "Saver",
     "StepInfo",

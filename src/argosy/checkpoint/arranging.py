@@ -23,9 +23,14 @@ class Share:
     def bytes(self) -> int:
         return self.box.cells * self.member.itemsize
 
+    @property
     def label(self) -> str:
-        """Its name in the safetensors file: that of the tensor if it is whole."""
+        """Its name in a safetensors file: that of the tensor if it is whole."""
         return self.name if self.box.shape == self.member.shape else f"{self.name}{self.box}"
+
+    @property
+    def dtype(self) -> str:
+        return self.member.dtype
 
 
 def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
@@ -75,9 +80,9 @@ def arrange(found: Sequence[Share], last: Collection[str] = ()) -> tuple[bytes, 
     return text, position if border is None else border, position
 
 
-def segment_header(order: Sequence[Share], room: int = 0) -> bytes:
-    """The header of a segment of these shares, at least `room` bytes."""
-    pieces = [(share.label(), share.member.dtype, share.box.shape, share.bytes) for share in order]
+def segment_header(order: Sequence[Share] | Sequence[Entry], room: int = 0) -> bytes:
+    """The header of a segment of these boxes, at least `room` bytes."""
+    pieces = [(each.label, each.dtype, each.box.shape, each.bytes) for each in order]
     return header(pieces, {"format": "pt", "argosy": "1"}, room)
 
 
@@ -108,6 +113,28 @@ def entry(share: Share, file: str, sums: list[str]) -> Entry:
         offset=share.offset,
         sums=sums,
     )
+
+
+class Habits:
+    """Which tensors seldom change, learnt from save to save: they come last in the arena, and are often not written."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], list[str]] = {}
+        self._quiet: set[str] | None = None
+
+    def quiet(self, found: Collection[Share]) -> set[str]:
+        """The tensors that will probably not have changed since the last save."""
+        if self._quiet is not None:
+            return self._quiet
+        return {share.name for share in found if share.member.role in ("parameter", "buffer") and not share.has_moments}
+
+    def learn(self, entries: Collection[Entry]) -> None:
+        """Compare a save with the one before it."""
+        now = {(each.name, str(each.box)): each.sums for each in entries if each.bytes}
+        if self._sums:
+            changed = {key[0] for key, sums in now.items() if self._sums.get(key) != sums}
+            self._quiet = {key[0] for key in now} - changed
+        self._sums = now
 
 
 def empty(shape: Sequence[int]) -> bool:

@@ -62,6 +62,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         return self.box.cells * DTYPES[self.dtype]
 
+    @property
+    def label(self) -> str:
+        """Its name in a safetensors file: that of the tensor if it is whole."""
+        return self.name if self.box.shape == self.shape else f"{self.name}{self.box}"
+
     def chunks(self) -> list[tuple[Box, int]]:
         """The boxes that `sums` belong to, each with its offset in the file."""
         return chunks(self.box, self.dtype, self.offset)
@@ -93,6 +98,26 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[Entry]
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has to commit of a step: all its boxes as they lie in an arena, and what is not a tensor."""
+
+    step: int
+    name: str
+    rank: int
+    size: int
+    """How many ranks commit this step together."""
+    entries: list[Entry]
+    border: int
+    """Where in the arena the tensors begin that seldom change."""
+    bytes: int
+    room: int
+    """The bytes of the segment's header."""
+    values: dict[str, Value] = {}
+    units: dict[str, UnitInfo] = {}
+    tags: list[str] = []
+    metrics: dict[str, float] = {}
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -1,14 +1,18 @@
 """Turn what callers pass (modules, dicts, states) into a State, and agree among ranks."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 
 import sys
+import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from argosy import fabric
-from argosy.core import ConfigError
+from argosy.core import ConfigError, DeadlinePassed
 from argosy.transfer import Adoption, Member, State, Unit, replicated
 
 _NUMPY = {
@@ -116,39 +120,59 @@ def place() -> tuple[int, int]:
     return found.rank.index, found.size
 
 
+def run_begun_at() -> float:
+    """When the run began: by its record under a launcher, else now."""
+    directory = fabric.here().directory
+    try:
+        record = msgspec.json.decode((directory / "run.json").read_bytes()) if directory else {}
+        return float(record.get("started_at") or time.time())
+    except (OSError, msgspec.MsgspecError):
+        return time.time()
+
+
 def session(size: int) -> str:
     """A name that all ranks of this launch share and no other launch has.
 
     Raises:
         ConfigError: there are several ranks, and no process group by which they could agree.
+        DeadlinePassed: a rank did not come.
     """
     import secrets
 
     mine = secrets.token_hex(4)
+    return exchanged(size, (mine, None))[0][0]
+
+
+Answer = tuple[str, str | None]
+EXCHANGE_TIMEOUT_S = 600.0
+_rounds = 0
+
+
+def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) -> list[Answer]:
+    """What each rank says, when all have arrived: through the process group's store, so whatever its backend.
+
+    Raises:
+        ConfigError: there are several ranks, and no process group.
+        DeadlinePassed: a rank did not come; it is named.
+    """
     if size == 1:
-        return mine
-    return str(_exchange(mine)[0])
-
-
-def agreed(size: int, fault: str | None) -> list[str]:
-    """The faults of all ranks, when all have arrived."""
-    if size == 1:
-        return [fault] if fault else []
-    return [str(other) for other in _exchange(fault) if other]
-
-
-def exchanged(size: int, value: tuple[str, str | None]) -> list[tuple[str, str | None]]:
-    """What each rank says, when all have arrived."""
-    return [value] if size == 1 else [answer for answer in _exchange(value) if isinstance(answer, tuple)]
-
-
-def _exchange(value: object) -> list[object]:
+        return [answer]
     import torch.distributed as dist
 
     if not dist.is_initialized():
         raise ConfigError(
             "several ranks, but torch.distributed is not initialised", hint="call init_process_group before"
         )
-    values: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    global _rounds
+    _rounds += 1
+    store: Any = dist.distributed_c10d._get_default_store()
+    keys = [f"argosy/checkpoint/{_rounds}/{rank}" for rank in range(size)]
+    store.set(keys[dist.get_rank()], msgspec.json.encode(answer))
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        if not late:
+            raise
+        raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s) from error
+    return [msgspec.json.decode(store.get(key), type=Answer) for key in keys]

@@ -49,12 +49,20 @@ def _refuse_if_alive(store: Store, other: Owner, host: str) -> None:
             f"a run on {other.host} (pid {other.pid}) writes to {store.name}",
             hint=f"if it is gone, remove {store.name}/{OWNER}",
         )
-    with suppress(psutil.NoSuchProcess):
+    if is_living(other.pid, other.started_at):
+        raise DirectoryInUse(
+            f"another run (pid {other.pid}) writes to {store.name}", hint="stop it, or choose another directory"
+        )
+
+
+def is_living(pid: int, started_at: float) -> bool:
+    """Whether the process lives; one that ended and waits to be reaped does not."""
+    try:
+        process = psutil.Process(pid)
         # Within a second: clocks of boot time are rounded.
-        if abs(psutil.Process(other.pid).create_time() - other.started_at) < 1.0:
-            raise DirectoryInUse(
-                f"another run (pid {other.pid}) writes to {store.name}", hint="stop it, or choose another directory"
-            )
+        return abs(process.create_time() - started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def read(store: Store) -> Owner | None:

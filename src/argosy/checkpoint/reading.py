@@ -8,6 +8,7 @@ import ctypes
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -51,6 +52,27 @@ Chunk = tuple[Entry, Box, int, str]
 """A chunk of an entry: its box, its offset in the file, its sums."""
 Sink = Callable[[Entry, Box, int], Iterable[Copy]]
 """Given a chunk that lies at an address: the copies to be made of it."""
+
+
+class Candidate(NamedTuple):
+    """A step that a source seems to have; the larger the newer."""
+
+    step: int
+    saved_at: float
+    name: str
+
+
+class Source(Protocol):
+    """A place that steps can be restored from."""
+
+    label: str
+
+    def candidates(self) -> list[Candidate]: ...
+    def open(self, name: str) -> "tuple[Files, Step]":
+        """Open a step; raises an ArgosyError if it cannot be used."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -111,6 +133,32 @@ def open_step(files: Files, name: str, root: Root) -> Step:
         if size < end:
             raise CorruptShard(file, "the segment", f"{end} bytes", f"{size} bytes")
     return Step(name=name, root=root, entries=entries, values=values, units=units)
+
+
+class FilesSource:
+    """Committed steps, on a disk or in a store."""
+
+    def __init__(self, files: Files, label: str) -> None:
+        self.files, self.label = files, label
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0, name)
+            for name, root in roots(self.files)
+        ]
+
+    def open(self, name: str) -> tuple[Files, Step]:
+        path = f"{name}/{ROOT}"
+        try:
+            root = unseal(self.files.read(path), path)
+        except FileNotFoundError as error:
+            raise CorruptShard(path, "the root manifest", "a file", "no such file") from error
+        return self.files, open_step(self.files, name, root)
+
+    def close(self) -> None:
+        closing = getattr(self.files, "close", None)
+        if closing is not None:
+            closing()
 
 
 def find_step(files: Files, step: int | None) -> Iterator[Step]:
@@ -224,8 +272,10 @@ def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:
     return found
 
 
-def chunk_copies(entry: Entry, box: Box, address: int, member: Member, rank: int, to: int) -> Iterator[Copy]:
-    """The copies from a chunk at `address` into the pieces of a rank's tensor that begins at `to`."""
+def chunk_copies(
+    entry: Entry, box: Box, address: int, member: Member, rank: int, to: Callable[[str], int]
+) -> Iterator[Copy]:
+    """The copies from a chunk at `address` into the pieces of a rank; `to` says where the tensor of a name begins."""
     size = member.itemsize
     for piece in member.layout.by_rank.get(rank, ()):
         common = piece.box & box
@@ -234,7 +284,11 @@ def chunk_copies(entry: Entry, box: Box, address: int, member: Member, rank: int
         inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
         place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]
         source = spot(address, size, strides_of(box.shape), inside)
-        yield Copy(common, entry.shape, size, source, spot(to + piece.offset * size, size, piece.strides, place))
+        yield Copy(common, entry.shape, size, source, _spot_of(piece, to(piece.tensor or entry.name), size, place))
+
+
+def _spot_of(piece: Piece, address: int, size: int, place: Sequence[int]) -> Spot:
+    return spot(address + piece.offset * size, size, piece.strides, place)
 
 
 def covered(name: str, shape: tuple[int, ...], boxes: Iterable[Box]) -> None:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from argosy.checkpoint.format import Root
 from argosy.core import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class KeepLast:
+class KeepLast(msgspec.Struct, frozen=True, tag=True):
     """Keep the newest `count` steps."""
 
     count: int
@@ -25,8 +26,7 @@ class KeepLast:
         return sorted(roots, key=lambda root: root.step)[-self.count :]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepBest:
+class KeepBest(msgspec.Struct, frozen=True, tag=True):
     """Keep the `count` steps with the lowest `metric` (the highest with `highest=True`)."""
 
     metric: str
@@ -39,8 +39,7 @@ class KeepBest:
         return sorted(known, key=lambda root: (sign * root.metrics[self.metric], -root.step))[: self.count]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepEvery:
+class KeepEvery(msgspec.Struct, frozen=True, tag=True):
     """Keep each step that is a multiple of `steps`."""
 
     steps: int
@@ -87,16 +86,20 @@ def best_interval_s(cost_s: float, failures_per_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """When a save is due: every so many steps, or as often as cost and failure rate make best."""
+    """When a save is due: every so many steps, or as often as measured cost and failure rate make best."""
 
     every_steps: int | None = None
     failures_per_day: float = 1.0
+    """What is expected before any failure was seen."""
 
-    def steps(self, step_s: float, cost_s: float) -> int:
+    def per_second(self) -> float:
+        return self.failures_per_day / 86400
+
+    def steps(self, step_s: float, cost_s: float, failures_per_s: float | None = None) -> int:
         """Steps between saves, for the measured time of a step and cost of a save."""
         if self.every_steps is not None:
             return self.every_steps
-        seconds = best_interval_s(cost_s, self.failures_per_day / 86400)
+        seconds = best_interval_s(cost_s, self.per_second() if failures_per_s is None else failures_per_s)
         if math.isinf(seconds) or step_s <= 0:
             return 1 << 30
         return max(1, round(seconds / step_s))

@@ -8,24 +8,31 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
-from argosy.checkpoint.arranging import arrange, shares
-from argosy.checkpoint.committing import Committer, Job
-from argosy.checkpoint.format import step_name
-from argosy.checkpoint.gathering import agreed, as_state, place, session
-from argosy.checkpoint.owner import Owner, release, take
+import msgspec
+
+from argosy.checkpoint.arranging import Habits, arrange, entry, shares
+from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
+from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session
+from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
+from argosy.checkpoint.keeper.messages import Overtaken
+from argosy.checkpoint.operations import segment_name
+from argosy.checkpoint.owner import take
+from argosy.checkpoint.pacing import Pace, failure_rate
 from argosy.checkpoint.retention import Cadence, Keep, KeepLast
-from argosy.checkpoint.snapshot import SAMPLE, Arena, Snapshot
+from argosy.checkpoint.snapshot import SAMPLE, Snapshot
 from argosy.checkpoint.stores import open_store
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.checkpoint.writing import OwnWriter, Writer
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.fabric import here
 from argosy.transfer import Role, State
-
-ARENAS = 2
 
 
 @dataclass(slots=True)
@@ -61,39 +68,61 @@ class Saver:
         *,
         keep: Iterable[Keep] = (KeepLast(3),),
         cadence: Cadence | None = None,
+        keeping: Keeping | None = None,
         sample: int = SAMPLE,
         say: Callable[[str], None] = warn,
     ) -> None:
-        self._store = open_store(path, new=True)
         self.rank, self.size = place()
-        self._session, self._count, self._sample, self._say = session(self.size), 0, sample, say
-        self._owner = self._take()
-        self._cadence = cadence or Cadence(every_steps=500)
+        self._sample, self._count, self._say = sample, 0, say
+        self._session = session(self.size)
+        self._writer = self._open(path, tuple(keep), keeping or default_keeping())
+        self._pace = self._paced(cadence or Cadence(every_steps=500))
+        self._habits = Habits()
         self._handles: list[Handle] = []
-        self._arenas: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
-        for _ in range(ARENAS):
-            self._arenas.put(None)
-        self._committer = Committer(self._store, self.rank, self.size, tuple(keep), say)
-        self._committer.owner = self._owner
-        self._jobs: queue.SimpleQueue[tuple[Job, Snapshot, Handle] | None] = queue.SimpleQueue()
-        self._writer = Thread(target=self._write, name="argosy-checkpoint", daemon=True)
-        self._writer.start()
-        self._last_step, self._closed = -1, False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = Thread(target=self._work, name="argosy-checkpoint", daemon=True)
+        self._thread.start()
+        self._closed = False
         self._hooks: list[Any] = []
 
-    def _take(self) -> Owner | None:
-        owner, error = None, None
-        if self.rank == 0:
-            try:
-                owner = take(self._store, self._session)
-            except ArgosyError as caught:
-                error = caught
-        faults = agreed(self.size, None if error is None else str(error))
-        if error is not None:
-            raise error
-        if faults:
-            raise ConfigError(faults[0])
-        return owner
+    def _open(self, path: str | Path, keep: tuple[Keep, ...], keeping: Keeping | None) -> Writer:
+        """Make the writer; all ranks have one of the same kind, or all raise."""
+        store = open_store(path, new=True)
+        self._committer = Committer(store, self.rank, self.size, keep, self._say)
+        if keeping is not None:
+            writer, faults = self._agree(lambda: KeptWriter(self._committer, keeping, str(path)), PeerLost)
+            if writer is not None and not faults:
+                return writer
+            if writer is not None:
+                writer.close()
+            self._say(f"no keeper, snapshots stay in the ranks: {faults[0]}")
+
+        def own() -> Writer:
+            self._committer.owner = take(store, self._session) if self.rank == 0 else None
+            return OwnWriter(self._committer, self._committer.owner)
+
+        writer, _ = self._agree(own, ())
+        assert writer is not None
+        return writer
+
+    def _agree(
+        self, make: Callable[[], Writer], bearable: type[ArgosyError] | tuple[()]
+    ) -> tuple[Writer | None, list[str]]:
+        """Make a writer on every rank; what is not bearable on one is raised on all."""
+        writer: Writer | None = None
+        error: ArgosyError | None = None
+        try:
+            writer = make()
+        except ArgosyError as caught:
+            error = caught
+        kind = "bearable" if isinstance(error, bearable) else "not"
+        answers = exchanged(self.size, (kind, None if error is None else str(error)))
+        fatal = [fault for other, fault in answers if fault is not None and other == "not"]
+        if fatal:
+            if writer is not None:
+                writer.close()
+            raise error or ConfigError(fatal[0])
+        return writer, [fault for _, fault in answers if fault is not None]
 
     def save(
         self,
@@ -107,10 +136,11 @@ class Saver:
         """Begin to save, and return at once; the next optimizer step waits until the copy is complete.
 
         `state` is what `restore` takes as `into`. A tagged step is kept until its tag is removed. While two saves
-        are under way the third waits for the first.
+        are under way the third waits for the first; with a keeper none waits for the disk.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
+        begun = time.monotonic()
         described = as_state(state)
         if (described.rank, described.size) != (self.rank, self.size):
             raise ConfigError(
@@ -118,53 +148,70 @@ class Saver:
                 hint="make the Saver after init_process_group",
             )
         found = shares(described, roles)
-        text, border, size = arrange(found, self._committer.quiet(found))
-        arena = self._arena(size)
-        snapshot = Snapshot(found, arena, text, sample=self._sample)
+        text, border, size = arrange(found, self._habits.quiet(found))
+        snapshot = Snapshot(found, self._writer.lend(size), text, sample=self._sample)
         handle = Handle(step)
         self._fence(described, snapshot)
         self._count += 1
-        job = Job(
+        draft = Draft(
             step=step,
             name=step_name(step, f"{self._session}{self._count:04x}"),
+            rank=self.rank,
+            size=self.size,
+            entries=[],
             border=border,
-            size=size,
+            bytes=size,
             room=len(text),
-            state=described,
+            **said(described),
             tags=[tag] if tag else [],
             metrics=dict(metrics or {}),
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        self._jobs.put((job, snapshot, handle))
-        self._last_step = step
+        self._jobs.put(_Job(draft, snapshot, handle))
+        self._pace.saved(step)
+        self._pace.lost(time.monotonic() - begun)
         return handle
-
-    def _arena(self, size: int) -> Arena:
-        arena = self._arenas.get()  # Waits while both are in use.
-        if arena is None or arena.size < size:
-            if arena is not None:
-                arena.close()
-            # A little more than needed: optimizer state that comes later often fits.
-            arena = Arena(size + size // 64)
-        return arena
 
     def _fence(self, state: State, snapshot: Snapshot) -> None:
         """Wait for the copy before the state changes; at once if nobody can tell when that is."""
         if not state.fences:
             snapshot.wait()
             return
+
+        def fence() -> None:
+            begun = time.monotonic()
+            snapshot.wait()
+            self._pace.lost(time.monotonic() - begun)
+
         # A hook cannot be removed while hooks are called, so it goes with the next save.
         self._unfence()
-        self._hooks = [register(snapshot.wait) for register in state.fences]
+        self._hooks = [register(fence) for register in state.fences]
 
     def _unfence(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
-    def due(self, step: int, *, step_s: float = 0.0, cost_s: float = 0.0) -> bool:
-        """Whether a save is due at `step`, by the cadence; the same answer on ranks that pass the same numbers."""
-        return step - max(self._last_step, 0) >= self._cadence.steps(step_s, cost_s)
+    def due(self, step: int) -> bool:
+        """Whether a save is due at `step`; call it once per step, on every rank. All ranks get the same answer."""
+        return self._pace.due(step, time.monotonic())
+
+    @property
+    def interval(self) -> int:
+        """Steps between saves, as it is chosen now."""
+        return self._pace.interval
+
+    def _paced(self, cadence: Cadence) -> Pace:
+        def share(steps: int) -> int:
+            return int(str(exchanged(self.size, (str(steps), None))[0][0]))
+
+        begun = run_begun_at()
+
+        def failures() -> float:
+            days = (time.time() - begun) / 86400
+            return failure_rate(cadence.failures_per_day, here().rank.generation, days)
+
+        return Pace(cadence, share, failures)
 
     def pin(self, step: int) -> None:
         """Keep a step until it is unpinned, whatever the policies say."""
@@ -174,7 +221,7 @@ class Saver:
         self._committer.pin(step, keep=False)
 
     def flush(self, timeout_s: float = 600.0) -> None:
-        """Wait until every save begun is durable; raises the first failure.
+        """Wait until every save begun is durable, or a later one is instead of it; raises the first failure.
 
         Raises:
             DeadlinePassed: not within `timeout_s`; the saves go on.
@@ -183,6 +230,8 @@ class Saver:
         for handle in list(self._handles):
             try:
                 handle.durable.result(max(0.0, deadline - time.monotonic()))
+            except Overtaken:
+                continue
             except TimeoutError:
                 raise DeadlinePassed(f"step {handle.step} durable", timeout_s) from None
 
@@ -192,14 +241,11 @@ class Saver:
             return
         self._closed = True
         self._jobs.put(None)
-        self._writer.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._thread.join(timeout_s)
+        wait((handle.durable for handle in self._handles), max(0.0, deadline - time.monotonic()))
         self._unfence()
-        if self._owner is not None:
-            release(self._store, self._owner)
-        while not self._arenas.empty():
-            arena = self._arenas.get()
-            if arena is not None:
-                arena.close()
+        self._writer.close()
 
     def __enter__(self) -> "Saver":
         return self
@@ -207,22 +253,50 @@ class Saver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self) -> None:
-        """The writer's thread: commit one snapshot after the other."""
-        while (item := self._jobs.get()) is not None:
-            job, snapshot, handle = item
+    def _work(self) -> None:
+        """The saver's thread: each snapshot, when it is whole, goes to the writer."""
+        while (job := self._jobs.get()) is not None:
             try:
-                snapshot.wait()
-                if snapshot.error is not None:
-                    raise snapshot.error
-                handle.copied.set_result(None)
-                self._committer.commit(job, snapshot)
-                handle.durable.set_result(job.step)
+                entries = job.entries()
+                job.snapshot.arena.finish()
             except BaseException as error:  # Training goes on; whoever waits is told.
-                self._say(f"step {job.step} was not saved: {error}")
-                if not handle.copied.done():
-                    handle.copied.set_exception(error)
-                    self._committer.give_up(job, str(error))
-                handle.durable.set_exception(error)
-            finally:
-                self._arenas.put(snapshot.arena)
+                job.handle.copied.set_exception(error)
+                self._writer.abandon(job.draft.name, job.snapshot.arena, str(error))
+                self._end(job, error)
+                continue
+            job.handle.copied.set_result(None)
+            self._habits.learn(entries)
+            draft = msgspec.structs.replace(job.draft, entries=entries)
+            self._writer.submit(draft, job.snapshot.arena, partial(self._end, job))
+
+    def _end(self, job: "_Job", error: BaseException | None) -> None:
+        if error is None:
+            job.handle.durable.set_result(job.draft.step)
+            return
+        if not isinstance(error, Overtaken):
+            self._say(f"step {job.draft.step} was not saved: {error}")
+        job.handle.durable.set_exception(error)
+
+
+class _Job(NamedTuple):
+    draft: Draft
+    snapshot: Snapshot
+    handle: Handle
+
+    def entries(self) -> list[Entry]:
+        """Wait for the copy; the boxes of this rank with their sums."""
+        self.snapshot.wait()
+        if self.snapshot.error is not None:
+            raise self.snapshot.error
+        file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
+        pairs = zip(self.snapshot.shares, self.snapshot.sums(), strict=True)
+        return [entry(share, file, sums) for share, sums in pairs]
+
+
+def said(state: State) -> dict[str, Any]:
+    """What a rank says of its state besides tensors: rank 0 all that is shared, others their own."""
+    if state.rank == 0:
+        units = {name: UnitInfo(unit.options, unit.aliases) for name, unit in state.units.items()}
+        return {"values": state.values, "units": units}
+    own = f"rank{state.rank}/"
+    return {"values": {name: value for name, value in state.values.items() if name.startswith(own)}}

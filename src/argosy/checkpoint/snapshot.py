@@ -5,16 +5,14 @@ S2  Before the state changes, the fence waits for the copy, then sums a part of 
     differ, somebody wrote during the copy, and the snapshot is discarded.
 """
 
-import ctypes
-import mmap
-import os
 import random
 from collections.abc import Sequence
 from threading import Event, Lock, Thread
 from typing import Any
 
+from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import Share, copies
-from argosy.checkpoint.format import BLOCK, sums_text
+from argosy.checkpoint.format import sums_text
 from argosy.core import ArgosyError
 from argosy.transfer import Copy, Sums, copy_boxes
 
@@ -24,27 +22,6 @@ SAMPLE = 64
 
 class TornSnapshot(ArgosyError):
     """The state was written to while it was copied; the snapshot is discarded."""
-
-
-class Arena:
-    """Shared memory that is mapped and touched once, then used again and again."""
-
-    def __init__(self, size: int) -> None:
-        self.size = max(BLOCK, -(-size // BLOCK) * BLOCK)
-        self.fd = os.memfd_create("argosy-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.size)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self.map = mmap.mmap(self.fd, self.size, flags=flags)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-
-    @property
-    def view(self) -> memoryview:
-        return memoryview(self.map)
-
-    def close(self) -> None:
-        os.close(self.fd)
-        # Views may live on in a writer; the mapping goes with the last of them.
-        del self.map
 
 
 def address_of(local: Any) -> int:
@@ -68,6 +45,7 @@ class Snapshot:
         self, found: Sequence[Share], arena: Arena, text: bytes, *, threads: int = 1, sample: int = SAMPLE
     ) -> None:
         self.arena, self.shares, self._sample = arena, found, sample
+        arena.begin()
         arena.map[: len(text)] = text
         self._sources: list[Any] = []
         self._copies: list[Copy] = []

@@ -30,15 +30,11 @@ def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
         GetEnvironment,
         Refused,
         connect_agent,
-        find_run,
-        list_runs,
+        find_living,
         open_environment,
     )
 
-    directory = str(find_run(run))
-    living = next((each for each in list_runs().runs if each.directory == directory), None)
-    if living is None:
-        raise ConfigError(f"the run is not alive: {run}", hint="`argosy ps` lists those that are")
+    living = find_living(run)
     link = connect_agent()
     link.send(GetEnvironment(living.run, rank))
     answer, fds = link.wait(30.0)

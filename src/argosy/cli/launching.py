@@ -28,6 +28,7 @@ from argosy.process import (
     ask,
     default_name,
     fingerprint,
+    own_limits,
     parse_restart,
     rank_defaults,
     reach_agent,
@@ -38,6 +39,10 @@ from argosy.process import (
 
 RANKS_MAX = 4096
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
+
+
+RESERVED = ("", ".", "..", "last", "leftovers")
+"""Mean something else to the commands that take a run."""
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -79,13 +84,12 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     ):
         check_seconds(flag, seconds)
     dims = parse_dims(options)
-    shown = shown_streams(options.redirects, prod(dims.values()), options.local_ranks_filter)
-    if is_one_stream(options, prod(dims.values())):
-        shown = [("stdout",)]
+    one = is_one_stream(options, prod(dims.values()))
+    shown = shown_streams("2" if one else options.redirects, prod(dims.values()), options.local_ranks_filter)
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
-    sealed = seal_environment(environment, secrets)
+    sealed = seal_environment(environment, secrets, own_limits())
     link, welcome = submit(launch, sealed)
     if options.as_json:
         print(msgspec.json.encode(welcome).decode(), flush=True)
@@ -217,7 +221,10 @@ def check_target(kind: str, target: str) -> None:
                 raise ConfigError(f"the script cannot be read: {target}")
         case "program":
             if shutil.which(target) is None:
-                raise ConfigError(f"no such program: {target}")
+                if not os.path.exists(target) or os.sep not in target:
+                    raise ConfigError(f"no such program: {target}")
+                what = "is a directory" if os.path.isdir(target) else "is not executable"
+                raise ConfigError(f"the program {what}: {target}")
         case _:
             pass  # python itself says best what is wrong with a module
 
@@ -303,12 +310,12 @@ def read_secrets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict
 
 def choose_directory(options: Options, target: str) -> tuple[Path, str]:
     """The run's directory and name."""
-    if options.directory:
-        directory = Path(options.directory).absolute()
-        return directory, options.name or directory.name
-    name = options.name or default_name(target)
-    if "/" in name or name in ("", ".", "..", "last"):
-        raise ConfigError(f"not a name for a run: {name!r}")
+    given = Path(options.directory).absolute() if options.directory else None
+    name = options.name or (given.name if given else default_name(target))
+    if "/" in name or name.startswith("-") or name in RESERVED:
+        raise ConfigError(f"not a name for a run: {name!r}", hint="give another --name")
+    if given is not None:
+        return given, name
     directory = Path("runs").absolute() / name
     if options.name is None:
         number = 2

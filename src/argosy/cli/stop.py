@@ -7,7 +7,7 @@ import click
 
 from argosy.cli.launching import check_seconds
 from argosy.cli.tables import print_json
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.core import ArgosyError, DeadlinePassed
 
 
 @click.command(short_help="Stop a run, or everything.")
@@ -18,18 +18,15 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
-    from argosy.process import StopRun, ask, connect_agent, find_run, list_runs
+    from argosy.process import StopRun, ask, connect_agent, find_living, list_runs
 
     check_seconds("grace", grace)
-    alive = list_runs()
     if everything:
+        alive = list_runs()
         daemons = bool(alive.daemons) if dry_run else shut_down()
         report([living.name for living in alive.runs], daemons, dry_run=dry_run, as_json=as_json)
         return
-    directory = str(find_run(run or "last"))
-    living = next((each for each in alive.runs if each.directory == directory), None)
-    if living is None:
-        raise ConfigError(f"the run is not alive: {run or 'last'}", hint="`argosy ps` lists those that are")
+    living = find_living(run or "last")
     if not dry_run:
         ask(connect_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
         wait_until_gone(living.directory)

@@ -3,7 +3,6 @@
 This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
 """
 
-from argosy.observe.blame import Absence, absentees
 from argosy.observe.hooks import attach, attached, count_collective, install, install_when_imported, mark_waiting
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
@@ -11,7 +10,6 @@ from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
 from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
 
 __all__ = [
-    "Absence",
     "Damage",
     "DamagedJournal",
     "Doing",
@@ -24,7 +22,6 @@ __all__ = [
     "Progress",
     "Ring",
     "Span",
-    "absentees",
     "attach",
     "attached",
     "count_collective",

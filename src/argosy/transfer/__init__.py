@@ -17,6 +17,17 @@ from argosy.transfer.layout import (
     replicated,
     sharded,
 )
+from argosy.transfer.mapping import (
+    Fused,
+    Made,
+    Remap,
+    Renamed,
+    SplitUp,
+    Stacked,
+    Transposed,
+    parts_by_source,
+    seen_from_source,
+)
 from argosy.transfer.planning import CHUNK_BYTES, Explained, Move, Plan, Tensor, Transfer, Uncovered, overlaps, reshard
 from argosy.transfer.units import (
     DTYPES,
@@ -37,11 +48,17 @@ from argosy.transfer.units import (
 )
 
 if TYPE_CHECKING:
+    from argosy.transfer.sending import CorruptTransfer as CorruptTransfer
+    from argosy.transfer.sending import Moved as Moved
+    from argosy.transfer.sending import move as move
     from argosy.transfer.torch_state import describe as describe
     from argosy.transfer.torch_state import layout_of as layout_of
     from argosy.transfer.torch_state import torch_dtypes as torch_dtypes
 
-_HOMES: dict[str, str] = dict.fromkeys(("describe", "layout_of", "torch_dtypes"), "argosy.transfer.torch_state")
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(("describe", "layout_of", "torch_dtypes"), "argosy.transfer.torch_state"),
+    **dict.fromkeys(("CorruptTransfer", "Moved", "move"), "argosy.transfer.sending"),
+}
 # What knows torch is imported when it is first used.
 __getattr__, _torch_names = lazy(__name__, _HOMES)
 
@@ -52,22 +69,31 @@ __all__ = [
     "Adoption",
     "Box",
     "Copy",
+    "CorruptTransfer",
     "Explained",
+    "Fused",
     "Kind",
     "Layout",
+    "Made",
     "Member",
     "Move",
+    "Moved",
     "Piece",
     "Placement",
     "Plan",
     "Range",
+    "Remap",
+    "Renamed",
     "Role",
     "Split",
+    "SplitUp",
     "Spot",
+    "Stacked",
     "State",
     "Sums",
     "Tensor",
     "Transfer",
+    "Transposed",
     "UnalignedBlocks",
     "Uncovered",
     "Unit",
@@ -87,10 +113,13 @@ __all__ = [
     "full_name",
     "held",
     "layout_of",
+    "move",
     "overlaps",
+    "parts_by_source",
     "replicated",
     "reshard",
     "role_of",
+    "seen_from_source",
     "sharded",
     "spot",
     "strides_of",

@@ -15,6 +15,7 @@ import msgspec
 from argosy.core import ConfigError
 from argosy.transfer.boxes import Box, cut
 from argosy.transfer.layout import Layout, Piece
+from argosy.transfer.mapping import Remap, seen_from_destination
 
 CHUNK_BYTES = 8 << 20
 
@@ -78,14 +79,17 @@ class Plan(msgspec.Struct, frozen=True):
 
     moves: dict[str, tuple[Move, ...]]
     itemsizes: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
     staging_bytes: int
+    bytes_bound: int = 0
+    """What ranks need and do not hold: no plan sends less."""
     host_of: Callable[[int], int] = lambda rank: rank
 
     def transfers(self, rank: int | None = None) -> Iterator[Transfer]:
         """What moves, in the order of sending, no message larger than the staging allows; of one rank if given."""
         for name, moves in self.moves.items():
             size = self.itemsizes[name]
-            limit = max(1, min(CHUNK_BYTES, self.staging_bytes // 2) // size)
+            limit = max(1, min(CHUNK_BYTES, self.staging_bytes // 4) // size)
             for move in moves:
                 if rank is None or rank in (move.source.rank, move.destination.rank):
                     for box in cut(move.box, limit):
@@ -110,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True):
             moves=count,
             bytes_local=sum(links.values()) - total,
             bytes_sent=total,
-            bytes_bound=total,  # P2: nothing is sent that is held, and nothing twice.
+            bytes_bound=self.bytes_bound,
             bytes_same_host=sum(n for (a, b), n in sent.items() if self.host_of(a) == self.host_of(b)),
             staging_bytes=self.staging_bytes,
             predicted_s=max(busiest.values(), default=0) / bytes_per_s,
@@ -127,15 +131,21 @@ def reshard(
     destination: Mapping[str, Tensor],
     *,
     keep: Collection[str] = (),
+    remap: Remap | None = None,
     staging_bytes: int = 64 << 20,
     host_of: Callable[[int], int] = lambda rank: rank,
 ) -> Plan:
     """Plan how the tensors of `source` become those of `destination`; `keep` names destinations to leave alone.
 
+    `remap` says which source tensors go under another name, are split, fused, stacked or transposed on their way.
+    A rank that carries the plan out holds at most `staging_bytes` on their way (`move`).
+
     Raises:
         Uncovered: a name is missing on one side, or the source does not hold every cell.
         ConfigError: shapes or sizes of cells differ.
     """
+    if remap is not None:
+        source = remapped(source, remap)
     missing = sorted(set(destination) - set(source) - set(keep))
     if missing:
         raise Uncovered(f"not in the source: {', '.join(missing[:5])}", hint="name them in keep=, or rename")
@@ -151,7 +161,43 @@ def reshard(
             )
         replicas = max((len(pieces) for pieces in old.layout.replicas.values()), default=1)
         moves[name] = overlaps(old.layout, new.layout, index % replicas, host_of)
-    return Plan(moves, {name: destination[name].itemsize for name in moves}, staging_bytes, host_of)
+    return Plan(
+        moves=moves,
+        itemsizes={name: destination[name].itemsize for name in moves},
+        shapes={name: destination[name].layout.shape for name in moves},
+        staging_bytes=staging_bytes,
+        bytes_bound=sum(
+            missing_cells(source[name].layout, destination[name].layout) * destination[name].itemsize for name in moves
+        ),
+        host_of=host_of,
+    )
+
+
+def remapped(source: Mapping[str, Tensor], remap: Remap) -> dict[str, Tensor]:
+    """The source under the names and in the index spaces of the destination."""
+    made = remap.made({name: tensor.layout.shape for name, tensor in source.items()})
+    layouts = {name: tensor.layout for name, tensor in source.items()}
+    found: dict[str, Tensor] = {}
+    for name, each in made.items():
+        kinds = {(source[part.source].itemsize, source[part.source].dtype) for part in each.parts}
+        if len(kinds) != 1:
+            raise ConfigError(f"{name} would be made of tensors of different dtypes")
+        found[name] = Tensor(seen_from_destination(each, layouts), *kinds.pop())
+    return found
+
+
+@lru_cache(maxsize=4096)
+def missing_cells(source: Layout, destination: Layout) -> int:
+    """The cells that destination ranks need and do not hold, counted from the layouts alone."""
+    total = 0
+    for rank, pieces in destination.by_rank.items():
+        own = [piece.box for piece in source.by_rank.get(rank, ())]
+        for needed in dict.fromkeys(piece.box for piece in pieces):
+            missing = [needed] if needed.cells else []
+            for box in own:
+                missing = [part for old in missing for part in old - box]
+            total += sum(part.cells for part in missing)
+    return total
 
 
 def _own_host(rank: int) -> int:

@@ -225,6 +225,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     started_at: float
     detached: bool
     ranks: list[RankInfo]
+    dims: dict[str, int] = {}
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ A shell: all decisions are in `root.py`. What it needs of the agent around it is
 import contextlib
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
 from argosy.fabric import Assist, Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
-from argosy.process.evidence.oom import OomSample, again, explain_oom, oom_counters
+from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
 from argosy.process.host.barrier import Barrier
 from argosy.process.host.messages import (
     Child,
@@ -86,6 +87,7 @@ class Running:
         self.started_at: dict[RankId, float] = {}
         self.pages: dict[RankId, Page] = {}
         self.oom: dict[RankId, OomSample] = {}
+        self.oom_samples = OomSamples()
         self.exits: dict[RankId, WaitStatus] = {}
         self.paused: dict[int, int] = {}
         self.watchers: list[Link[ToAgent]] = []
@@ -263,7 +265,7 @@ class Running:
             return
         self.children[child.rank] = child
         self.started_at[child.rank] = time.time()
-        self.oom[child.rank] = oom_counters(child.born.pid)
+        self.oom[child.rank] = self.oom_samples.of(child.born.pid, time.monotonic())
         self.inquest.started(child.rank)
         self.feed(root.Started(child.rank, child.born.pid))
 
@@ -282,7 +284,8 @@ class Running:
         progress = {} if message.status.ok or asked else self.progress()
         lived_s = time.time() - self.started_at.get(rank, time.time())
         oom = ""
-        if (before := self.oom.pop(rank, None)) is not None:
+        before = self.oom.pop(rank, None)
+        if before is not None and message.status.signal == signal.SIGKILL:
             oom = explain_oom(before, again(before), message.status, asked=asked)
         self.paused.pop(rank.index, None)
         self.inquest.exited(rank, message.status, oom)
@@ -290,7 +293,7 @@ class Running:
             root.Exited(
                 rank,
                 message.status,
-                progressed=lived_s > STEADY_S or any(p.steps or p.collectives for p in progress.values()),
+                progressed=lived_s > STEADY_S or any(_moved(p) for p in progress.values()),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 oom=oom,
                 cpu_s=message.cpu_s,
@@ -389,7 +392,7 @@ class Running:
         """Send to every watcher; who cannot take it is dropped by the agent later."""
         for link in list(self.watchers):
             with contextlib.suppress(ArgosyError):
-                link.send(message)
+                link.queue(message)  # The agent's loop flushes.
 
     def notice(self, text: str) -> None:
         """A line for the user."""
@@ -411,6 +414,7 @@ class Running:
             self.record.started_at,
             self.launch.detached,
             ranks,
+            self.launch.dims,
         )
 
     def rank_state(self, slot: root.Slot) -> str:
@@ -426,7 +430,8 @@ class Running:
         for path in self.logs.glob("*.*.[oe][ur][tr]"):
             if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
                 self.notice(f"a log could not be bounded: {trouble}")
-        self.oom = {rank: again(sample) for rank, sample in self.oom.items()}
+        now = time.monotonic()
+        self.oom = {rank: self.oom_samples.again(sample, now) for rank, sample in self.oom.items()}
         try:
             status = os.statvfs(self.logs)
         except OSError:
@@ -460,3 +465,8 @@ class Running:
             if fd is not None:
                 os.close(fd)
         self.host.finished(self, code)
+
+
+def _moved(progress: Progress) -> bool:
+    """Whether a rank did what it is there for."""
+    return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))

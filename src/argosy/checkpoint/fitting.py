@@ -1,0 +1,198 @@
+"""Fit what is stored to what lives here: names, shapes, roles, and where in live memory each stored cell goes."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from argosy.checkpoint.format import Entry
+from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
+from argosy.checkpoint.reading import Step, covered, stored_state
+from argosy.core import ConfigError
+from argosy.transfer import (
+    Adoption,
+    Box,
+    Layout,
+    Made,
+    Member,
+    Remap,
+    Renamed,
+    Role,
+    State,
+    Unit,
+    full_name,
+    parts_by_source,
+    seen_from_source,
+)
+
+Rename = Mapping[str, str] | Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a caller of `restore` asks for besides the step."""
+
+    rename: Rename | None = None
+    remap: Remap | None = None
+    """Rules that split, fuse, stack or transpose stored tensors, by the names that `rename` gives them."""
+    partial: bool = False
+    fresh: bool = False
+    roles: Collection[Role] | None = None
+    timeout_s: float = EXCHANGE_TIMEOUT_S
+    """How long to wait for other ranks."""
+
+
+@dataclass(slots=True)
+class Fit:
+    """Stored boxes under the names of `targets`, whose layouts say where in the memory of `locals` they go."""
+
+    entries: list[Entry]
+    targets: dict[str, Member]
+    locals: dict[str, Any]
+    adoption: Adoption = field(default_factory=lambda: Adoption({}, lambda: None))
+
+
+def fit(found: Step, live: State, wish: Wish) -> Fit:
+    """Find a place for everything that is stored and wanted; nothing is written.
+
+    Raises:
+        ConfigError: names, shapes or dtypes do not fit.
+        CorruptShard: cells of a wanted tensor were saved by nobody.
+    """
+    stored = stored_state(found)
+    names = _new_names(stored, wish.rename)
+    renamed = _chosen(_renamed(stored, names), live, wish)
+    mapped, made = (renamed, {}) if wish.remap is None else remapped_state(renamed, wish.remap)
+    assert live.adopt is not None
+    adoption = live.adopt(mapped)
+    if not wish.partial and wish.roles is None:
+        if adoption.unused:
+            raise ConfigError(f"no place for stored {_some(adoption.unused)}", hint="rename them, or pass partial=True")
+        if adoption.kept:
+            raise ConfigError(f"not stored: {_some(adoption.kept)}", hint="pass partial=True to leave them as they are")
+    targets = adoption.targets if wish.remap is None else _seen(renamed, made, adoption.targets)
+    entries = [_under_name(entry, names) for entry in found.entries]
+    entries = [entry for entry in entries if entry.name in targets]
+    check_cover(entries, targets)
+    return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
+
+
+def _chosen(renamed: State, live: State, wish: Wish) -> State:
+    """Without what other ranks kept for themselves, and of the wanted roles."""
+    has_moments = any(member.role == "moment" for _, _, member in renamed.members())
+    units = {name: unit for name, unit in renamed.units.items() if not _is_foreign(unit, live)}
+    if wish.roles is not None:
+        if not wish.fresh and "parameter" in wish.roles and "moment" not in wish.roles and has_moments:
+            raise ConfigError(
+                "parameters would be restored without their moments", hint="pass fresh=True if that is meant"
+            )
+        for unit in units.values():
+            unit.members = {k: m for k, m in unit.members.items() if m.role in wish.roles}
+        units = {name: unit for name, unit in units.items() if unit.members}
+    return State(units=units, values=renamed.values)
+
+
+def _is_foreign(unit: Unit, live: State) -> bool:
+    return any(m.role == "local" for m in unit.members.values()) and not unit.name.startswith(f"rank{live.rank}/")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _new_names(stored: State, rename: Rename | None) -> dict[str, str]:
+    """Stored units' names and those that they have here."""
+
+    def new(name: str) -> str:
+        return name if rename is None else rename(name) if callable(rename) else rename.get(name, name)
+
+    aliases = [alias for unit in stored.units.values() for alias in unit.aliases]
+    names = {name: new(name) for name in (*stored.units, *aliases)}
+    if len({names[name] for name in stored.units}) != len(stored.units):
+        raise ConfigError("rename= gives two stored tensors the same name")
+    return names
+
+
+def _renamed(stored: State, names: Mapping[str, str]) -> State:
+    units = [
+        Unit(names[unit.name], dict(unit.members), unit.options, tuple(names[alias] for alias in unit.aliases))
+        for unit in stored.units.values()
+    ]
+    return State(units={unit.name: unit for unit in units}, values=stored.values)
+
+
+def _under_name(entry: Entry, names: Mapping[str, str]) -> Entry:
+    new = names.get(entry.unit, entry.unit)
+    return entry if new == entry.unit else msgspec.structs.replace(entry, unit=new, name=full_name(new, entry.key))
+
+
+def remapped_state(stored: State, remap: Remap) -> tuple[State, dict[str, Made]]:
+    """The units that rules make of the stored ones, and of what each of their tensors is made.
+
+    What has the parameter's shape goes with it; a scalar (the step) is that of the first.
+    """
+    used = {name for rule in remap.rules for name in rule.olds}
+    result = State(values=stored.values)
+    found: dict[str, Made] = {}
+    for rule in (*remap.rules, *(Renamed(name, name) for name in stored.units if name not in used)):
+        if any(old not in stored.units for old in rule.olds):
+            raise ConfigError(f"a rule names tensors that are not stored: {', '.join(rule.olds)}")
+        first = stored.units[rule.olds[0]]
+        keep = isinstance(rule, Renamed)
+        news = [""]
+        for key in sorted(first.members, key=lambda key: first.members[key].kind != "same"):
+            member = first.members[key]
+            if member.kind == "same" or keep:
+                shapes = {old: _member(stored, old, key).shape for old in rule.olds}
+                made = rule.made(shapes)
+                news = list(made)
+            elif member.kind == "scalar":
+                one = Renamed(first.name, "").made({first.name: member.shape})[""]
+                made = dict.fromkeys(news, one)
+            else:
+                raise ConfigError(f"{full_name(first.name, key)} is {member.kind}: only a rename can move it")
+            for new, each in made.items():
+                if full_name(new, key) in found:
+                    raise ConfigError(f"two rules make the same tensor: {full_name(new, key)}")
+                aliases = first.aliases if keep else ()
+                unit = result.units.setdefault(new, Unit(new, {}, first.options, aliases))
+                layout = Layout(each.shape, ())
+                unit.members[key] = Member(key, member.role, member.dtype, layout, None, member.kind)
+                parts = tuple(msgspec.structs.replace(p, source=full_name(p.source, key)) for p in each.parts)
+                found[full_name(new, key)] = Made(each.shape, parts)
+    return result, found
+
+
+def _member(stored: State, unit: str, key: str) -> Member:
+    member = stored.units[unit].members.get(key)
+    if member is None:
+        raise ConfigError(f"{unit} has no {key}, which goes with it into another tensor")
+    return member
+
+
+def _seen(renamed: State, made: Mapping[str, Made], targets: Mapping[str, Member]) -> dict[str, Member]:
+    """The live memory in the index spaces of the stored tensors."""
+    layouts = {name: member.layout for name, member in targets.items()}
+    parts = parts_by_source(made)
+    found: dict[str, Member] = {}
+    for name, _, member in renamed.members():
+        layout = seen_from_source(member.shape, parts.get(name, []), layouts)
+        if layout.pieces:
+            found[name] = Member(member.key, member.role, member.dtype, layout, None, member.kind)
+    return found
+
+
+def check_cover(entries: Collection[Entry], targets: Mapping[str, Member]) -> None:
+    """Check that every cell of the wanted tensors was saved.
+
+    Raises:
+        CorruptShard: it was not.
+    """
+    boxes: dict[str, list[Box]] = {}
+    for entry in entries:
+        boxes.setdefault(entry.name, []).append(entry.box)
+    for name, member in targets.items():
+        if name in boxes:
+            covered(name, member.shape, boxes[name])

@@ -1,0 +1,54 @@
+"""`python -m argosy.checkpoint.keeper CONFIG`: become a keeper, say `ready` when it listens, and leave the starter."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import setproctitle
+
+from argosy.checkpoint.keeper.client import beside, ensure
+from argosy.checkpoint.keeper.service import Config, Keeper
+from argosy.core import ArgosyError
+
+
+def leave_cgroup() -> None:
+    """Step out of the rank's own cgroup, which is killed with the rank, into that of the allocation."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line[3:] for line in lines if line.startswith("0::"))
+        for mount in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+            above = (mount / own.lstrip("/")).parent
+            if above.name.startswith("argosy-"):
+                (above.parent / "cgroup.procs").write_text("0")
+
+
+def main() -> None:
+    if os.fork():
+        os._exit(0)  # The starter waits for this one; the keeper is nobody's child.
+    leave_cgroup()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    config = msgspec.json.decode(sys.argv[1], type=Config)
+    setproctitle.setproctitle(f"argosy: keeper at {config.socket}")
+    os.chdir("/")
+    try:
+        if config.peer:
+            ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
+        keeper = Keeper(config)
+    except (ArgosyError, OSError) as error:
+        print(str(error), flush=True)
+        os._exit(1)
+    print("ready", flush=True)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    keeper.run()
+    with contextlib.suppress(OSError):
+        beside(Path(config.socket), "log").unlink()
+    os._exit(0)  # Threads that wait for a store need not be waited for.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""A rank's side of the keeper: start one if there is none, borrow its memory, hand snapshots over, hear of them.
+
+K1  A keeper that dies costs no save: what it had not committed the ranks commit themselves, from the same memory.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import psutil
+
+from argosy.checkpoint.arena import Arena, memory_of
+from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.format import ROOT, Draft, digest, unseal
+from argosy.checkpoint.keeper.life import Life, default_life, peer_path, socket_path
+from argosy.checkpoint.keeper.messages import (
+    Bye,
+    Durable,
+    Failed,
+    Filled,
+    FromKeeper,
+    Hello,
+    Lend,
+    Lent,
+    Overtaken,
+    Refused,
+    Said,
+    Torn,
+    Welcome,
+    keeper_decoder,
+)
+from argosy.checkpoint.owner import DirectoryInUse
+from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.fabric import Link, connect, here
+
+if TYPE_CHECKING:
+    from argosy.checkpoint.keeper.service import Config
+
+START_S = 30.0
+CLOSE_S = 5.0
+AGAIN_S = 5.0
+"""After a keeper could not be had, the next try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Keep snapshots in a process of their own, which outlives the ranks."""
+
+    bytes_max: int | None = None
+    """Of its memory; half of what is available when it starts if not given."""
+    peer: bool = False
+    """Ship every snapshot to a second keeper as well."""
+    life: Life | None = None
+    """How long it lives: as the run under `argosy run`, else as the process that started this one."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_max is not None and self.bytes_max < 1:
+            raise ConfigError(f"bytes_max must be at least 1: {self.bytes_max}")
+
+
+def default_keeping() -> Keeping | None:
+    """A keeper under `argosy run`; without it none, as nobody would end it."""
+    return Keeping() if here().launcher == "argosy" else None
+
+
+def beside(path: Path, kind: str) -> Path:
+    """The keeper's lock and log, next to its socket."""
+    return path.with_name(f"{path.name}.{kind}")
+
+
+@contextmanager
+def only_one(path: Path) -> Generator[None, None, None]:
+    """Let one process at a time look for a keeper and start it."""
+    with open(beside(path, "lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ensure(config: "Config") -> None:
+    """See to it that a keeper listens.
+
+    Raises:
+        PeerLost: it could not be started.
+    """
+    path = Path(config.socket)
+    with only_one(path):
+        with contextlib.suppress(PeerLost):
+            connect(path, keeper_decoder, "the keeper").close()
+            return
+        _start(config, path)
+
+
+def _start(config: "Config", path: Path) -> None:
+    package = str(Path(__file__).parents[3])
+    # What a rank leaves behind is known by this mark, and killed with it.
+    env = {name: value for name, value in os.environ.items() if name != "ARGOSY_MARK"}
+    env["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "argosy.checkpoint.keeper", msgspec.json.encode(config).decode()]
+    with open(beside(path, "log"), "ab") as log:
+        starter = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
+        )
+    assert starter.stdout is not None
+    try:
+        ready = select.select([starter.stdout], [], [], START_S)[0]
+        line = starter.stdout.readline().decode().strip() if ready else f"it was not ready after {START_S:g} s"
+        starter.wait(START_S)
+    finally:
+        starter.stdout.close()
+    if line != "ready":
+        raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:]}")
+
+
+class _Submitted(NamedTuple):
+    draft: Draft
+    arena: Arena
+    done: Done
+
+
+class KeptWriter:
+    """Borrows arenas from the keeper, and has it commit what lies in them."""
+
+    def __init__(self, committer: Committer, keeping: Keeping, path: str) -> None:
+        self.committer, self._keeping = committer, keeping
+        life = keeping.life or default_life()
+        self._path, self._life, self._place = socket_path(path, life), life, os.path.abspath(path)
+        if "://" in path:
+            self._place = path
+        self._changed = Condition()
+        self._answers: list[tuple[FromKeeper, list[int]]] = []
+        self._submitted: dict[str, _Submitted] = {}
+        self._arenas: dict[int, Arena] = {}
+        self._own: list[Arena] = []
+        self._link: Link[FromKeeper] | None = None
+        self._tried_at = -AGAIN_S
+        self._alone = Lock()
+        self._join()
+
+    def _join(self) -> None:
+        """Connect, to a new keeper if need be.
+
+        Raises:
+            DirectoryInUse: another run writes to the directory.
+            PeerLost, DeadlinePassed: there is no keeper to be had.
+        """
+        from argosy.checkpoint.keeper.service import Config
+
+        self._tried_at = time.monotonic()
+        bytes_max = self._keeping.bytes_max or psutil.virtual_memory().available // 2
+        peer = str(peer_path(self._path)) if self._keeping.peer else ""
+        ensure(Config(str(self._path), bytes_max, self._life, peer))
+        link = connect(self._path, keeper_decoder, "the keeper")
+        link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
+        answer, _ = link.wait(START_S)
+        if isinstance(answer, Refused):
+            link.close()
+            raise (DirectoryInUse if answer.in_use else ConfigError)(answer.reason, hint=answer.hint)
+        assert isinstance(answer, Welcome)
+        with self._changed:
+            self._arenas, self._answers, self._link = {}, [], link
+        self._listener = Thread(target=self._listen, args=(link,), name="argosy-kept", daemon=True)
+        self._listener.start()
+
+    def _listen(self, link: Link[FromKeeper]) -> None:
+        """A thread per link: hear the keeper until it is gone; then see to what it left undone."""
+        poller = select.poll()
+        poller.register(link, select.POLLIN)
+        while True:
+            try:
+                poller.poll(1000)
+                for message, fds in link.receive():
+                    self._hear(message, fds)
+            except (ArgosyError, OSError):
+                break
+        with self._changed:  # Nobody sends meanwhile.
+            link.close()
+            if self._link is link:
+                self._link = None
+            left, self._submitted = self._submitted, {}
+            self._changed.notify_all()
+        for submitted in left.values():
+            self._commit_here(submitted, "the keeper is lost")
+
+    def _hear(self, message: FromKeeper, fds: list[int]) -> None:
+        match message:
+            case Lent() | Refused():
+                with self._changed:
+                    self._answers.append((message, fds))
+                    self._changed.notify_all()
+            case Durable(name):
+                self._done(name, None)
+            case Failed(name, reason, overtaken):
+                kind = Overtaken if overtaken else ArgosyError
+                self._done(name, kind(reason))
+            case Said(text):
+                self.committer.say(text)
+            case _:
+                pass
+
+    def _done(self, name: str, error: BaseException | None) -> None:
+        with self._changed:
+            submitted = self._submitted.pop(name, None)
+        if submitted is not None:
+            submitted.done(error)
+
+    def _commit_here(self, submitted: _Submitted, why: str) -> None:
+        """Without the keeper: commit from this process, under a name that the keeper did not use."""
+        draft = submitted.draft
+        if self._is_committed(draft):
+            submitted.done(None)
+            return
+        self.committer.say(f"step {draft.step} is written by its ranks: {why}")
+        name = f"{draft.name}0f"
+        entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
+        try:
+            again = msgspec.structs.replace(draft, name=name, entries=entries)
+            with self._alone:
+                self.committer.commit(again, submitted.arena.view)
+        except BaseException as error:
+            submitted.done(error)
+        else:
+            submitted.done(None)
+
+    def _is_committed(self, draft: Draft) -> bool:
+        try:
+            path = f"{draft.name}/{ROOT}"
+            unseal(self.committer.store.files.read(path), path)
+        except (OSError, ArgosyError):
+            return False
+        return True
+
+    def lend(self, size: int) -> Arena:
+        if self._link is None and time.monotonic() - self._tried_at > AGAIN_S:
+            self._rejoin()
+        link = self._link
+        if link is None:
+            return self._own_arena(size)
+        try:
+            with self._changed:
+                link.send(Lend(size))
+                answered = self._changed.wait_for(lambda: self._answers or self._link is not link, LEND_TIMEOUT_S)
+                if not answered:
+                    raise DeadlinePassed("memory of an earlier save free again", LEND_TIMEOUT_S)
+                if not self._answers:
+                    return self._own_arena(size)
+                message, fds = self._answers.pop(0)
+        except PeerLost:
+            return self._own_arena(size)
+        if isinstance(message, Refused):
+            self.committer.say(f"the keeper has no memory for this snapshot, it stays in the rank: {message.reason}")
+            return self._own_arena(size)
+        assert isinstance(message, Lent)
+        if fds:
+            self._arenas[message.slot] = Arena(size, fds[0], message.slot)
+        return self._arenas[message.slot]
+
+    def _rejoin(self) -> None:
+        try:
+            self._join()
+        except ArgosyError as error:
+            self.committer.say(f"no keeper, snapshots stay in the ranks: {error}")
+
+    def _own_arena(self, size: int) -> Arena:
+        """Memory of this rank's own, where the keeper has none."""
+        fitting = [arena for arena in self._own if arena.size >= size]
+        if fitting:
+            self._own.remove(fitting[0])
+            return fitting[0]
+        return Arena(size)
+
+    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+        submitted = _Submitted(draft, arena, done)
+        with self._changed:
+            link = self._link
+            is_kept = link is not None and self._arenas.get(arena.slot) is arena
+            if is_kept:
+                self._submitted[draft.name] = submitted
+        if not is_kept or link is None:
+            self._commit_here(submitted, "its snapshot is not in the keeper")
+            if not arena.slot:
+                self._own.append(arena)
+            return
+        data = msgspec.json.encode(draft)
+        filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
+        fd = memory_of(data)
+        # If it is lost, the listening thread finds the same, and commits it here.
+        with self._changed, contextlib.suppress(PeerLost):
+            link.send(filled, [fd])
+        os.close(fd)
+
+    def abandon(self, name: str, arena: Arena, reason: str) -> None:
+        link = self._link
+        if not arena.slot:
+            self._own.append(arena)
+        if link is None:
+            self.committer.give_up(name, reason)
+            return
+        with self._changed, contextlib.suppress(PeerLost):
+            link.send(Torn(arena.slot, name, reason))
+
+    def close(self) -> None:
+        link, arenas = self._link, [*self._arenas.values(), *self._own]
+        if link is not None:
+            with self._changed, contextlib.suppress(PeerLost):
+                link.send(Bye())
+        self._listener.join(CLOSE_S)
+        self._arenas, self._own = {}, []
+        for arena in arenas:
+            arena.close()

@@ -1,0 +1,123 @@
+"""How long a keeper lives: as long as its run, or the process that started its ranks. And how one is found."""
+
+import hashlib
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from argosy.checkpoint.owner import is_living
+from argosy.checkpoint.stores import is_url
+from argosy.fabric import here, runtime_dir
+
+AGENT_GONE_S = 60.0
+"""Without an agent for so long, a run is over: the agent's warden would have started another."""
+
+
+class OfRun(msgspec.Struct, frozen=True, tag=True):
+    """As long as `argosy run` says that the run goes on."""
+
+    run: str
+    directory: str
+    launch: int
+    agent: str
+
+    @property
+    def tag_text(self) -> str:
+        return self.run
+
+
+class OfProcess(msgspec.Struct, frozen=True, tag=True):
+    """As long as a process."""
+
+    pid: int
+    started_at: float
+
+    @property
+    def tag_text(self) -> str:
+        return f"{self.pid}-{int(self.started_at)}"
+
+
+Life = OfRun | OfProcess
+
+
+class _Record(msgspec.Struct):
+    launch: int
+    state: str
+
+
+class Pulse:
+    """Tells whether a life goes on; asked again and again, with the time."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._agent_seen_at: float | None = None
+
+    def beats(self, now: float) -> bool:
+        if isinstance(self._life, OfProcess):
+            return is_living(self._life.pid, self._life.started_at)
+        with suppress(OSError, msgspec.MsgspecError):
+            record = read_record(self._life.directory)
+            if record.state == "ended" or record.launch != self._life.launch:
+                return False
+        if self._agent_seen_at is None or answers(Path(self._life.agent)):
+            self._agent_seen_at = now
+        return now - self._agent_seen_at < AGENT_GONE_S
+
+
+def read_record(directory: str) -> _Record:
+    return msgspec.json.decode(Path(directory, "run.json").read_bytes(), type=_Record)
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens at a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def default_life() -> Life:
+    """That of the run, or else of the process that started this one."""
+    place = here()
+    if place.launcher == "argosy" and place.directory is not None:
+        record = read_record(str(place.directory))
+        return OfRun(place.run, str(place.directory), record.launch, str(place.socket))
+    parent = psutil.Process(os.getppid())
+    return OfProcess(parent.pid, parent.create_time())
+
+
+def home() -> Path:
+    """The private directory where keepers listen: the agent's, under a launcher."""
+    agent = here().socket
+    return agent.parent if agent is not None else runtime_dir()
+
+
+def place_name(path: str) -> str:
+    """How a directory of checkpoints or a store is called in the names of sockets."""
+    known = path.rstrip("/") if is_url(path) else os.path.realpath(path)
+    return hashlib.blake2s(os.fsencode(known), digest_size=6).hexdigest()
+
+
+def socket_path(path: str, life: Life) -> Path:
+    """Where the keeper of this place and life listens."""
+    life_name = hashlib.blake2s(life.tag_text.encode(), digest_size=4).hexdigest()
+    return home() / f"keeper-{place_name(path)}-{life_name}.sock"
+
+
+def peer_path(path: Path) -> Path:
+    return path.with_suffix(".peer")
+
+
+def known_keepers(path: str) -> list[tuple[Path, str]]:
+    """The sockets of keepers of this place, each with what to call it; the host's own first."""
+    found = sorted(home().glob(f"keeper-{place_name(path)}-*.sock"))
+    own = [(each, "the keeper of this host") for each in found]
+    peers = sorted(home().glob(f"keeper-{place_name(path)}-*.peer"))
+    return own + [(each, "the peer keeper") for each in peers]

@@ -1,0 +1,385 @@
+"""The keeper's process: one loop over links to ranks, readers and the peer. Policy is in `shelf.py`."""
+
+import os
+import queue
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from argosy.checkpoint.arena import Arena, new_memory, room_of
+from argosy.checkpoint.format import BLOCK
+from argosy.checkpoint.keeper.committing import Commits
+from argosy.checkpoint.keeper.held import Held
+from argosy.checkpoint.keeper.life import Life, Pulse
+from argosy.checkpoint.keeper.messages import (
+    Bye,
+    Bytes,
+    Durable,
+    Failed,
+    Filled,
+    FromClient,
+    Hello,
+    Holdings,
+    Kept,
+    Lend,
+    Lent,
+    Look,
+    Offer,
+    Received,
+    Refused,
+    Said,
+    Take,
+    Torn,
+    Version,
+    Welcome,
+    client_decoder,
+)
+from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, surplus, versions
+from argosy.checkpoint.keeper.shipping import Arriving, Shipper
+from argosy.checkpoint.owner import DirectoryInUse
+from argosy.core import ArgosyError
+from argosy.fabric import BadFrame, Link, accept, listen
+
+TICK_S = 0.25
+END_S = 600.0
+REMEMBERED = 64
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a keeper is told when it is started."""
+
+    socket: str
+    bytes_max: int
+    life: Life
+    peer: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """Whoever is at the other end of a link."""
+
+    link: Link[FromClient]
+    rank: int | None = None
+    seen: set[int] = field(default_factory=set[int])
+    reading: list[int] = field(default_factory=list[int])
+    waiting: Lend | None = None
+    arriving: Arriving | None = None
+
+
+class Keeper:
+    """Owns the slots; everything happens in `run`, except writing and shipping, which have threads."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.listener = listen(Path(config.socket))
+        self.slots: dict[int, Slot] = {}
+        self.memory: dict[int, Held] = {}
+        self.guests: dict[int, Guest] = {}
+        self._failed: dict[str, Failed] = {}
+        self._next_slot = 1
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.listener, selectors.EVENT_READ)
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.commits = Commits(self._later, self.say, self._committed)
+        self.shipper = Shipper(Path(config.peer), self._later, self.say, self._release) if config.peer else None
+
+    def _later(self, call: Callable[[], None]) -> None:
+        """Have the loop make a call: how threads report."""
+        self._calls.put(call)
+        with suppress(OSError):
+            self._wake.send(b"!")
+
+    def say(self, text: str) -> None:
+        """A line for the user: in the output of rank 0, or in the keeper's own log if there is none."""
+        for guest in self._of_rank(0):
+            self._send(guest, Said(text))
+            return
+        os.write(2, f"argosy keeper: {text}\n".encode())
+
+    def run(self) -> None:
+        """Serve until the run ends and everything whole is written."""
+        pulse, checked_at = Pulse(self.config.life), 0.0
+        ends_at: float | None = None
+        while True:
+            for key, _ in self._selector.select(TICK_S):
+                self._serve(key.fileobj)
+            while not self._calls.empty():
+                self._calls.get()()
+            now = time.monotonic()
+            if now - checked_at >= TICK_S:
+                checked_at = now
+                if ends_at is None and not pulse.beats(now):
+                    ends_at = now + END_S
+                if ends_at is not None and (self.commits.idle or now > ends_at):
+                    break
+        self.commits.release()
+        with suppress(OSError):
+            os.unlink(self.config.socket)
+
+    def _serve(self, source: object) -> None:
+        if source is self.listener:
+            with suppress(OSError):
+                sock = accept(self.listener)
+                if sock is not None:
+                    guest = Guest(Link(sock, client_decoder, "a rank"))
+                    self.guests[guest.link.fileno()] = guest
+                    self._selector.register(guest.link, selectors.EVENT_READ)
+        elif source is self._woken:
+            with suppress(BlockingIOError):
+                self._woken.recv(4096)
+        elif isinstance(source, Link):
+            guest = self.guests[source.fileno()]
+            try:
+                guest.link.flush()
+                for message, fds in guest.link.receive():
+                    self._answer(guest, message, fds)
+                self._watch(guest)
+            except (ArgosyError, BadFrame, OSError):
+                self._leave(guest)
+
+    def _watch(self, guest: Guest) -> None:
+        if guest.link.fileno() in self.guests:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.link.wants_write else 0)
+            self._selector.modify(guest.link, events)
+
+    def _send(self, guest: Guest, message: object, fds: tuple[int, ...] = ()) -> None:
+        try:
+            guest.link.send(message, fds)
+            self._watch(guest)
+        except ArgosyError:
+            self._leave(guest)
+
+    def _leave(self, guest: Guest) -> None:
+        """A guest is gone: what it was lent and did not fill is free again, what it read is let go."""
+        if self.guests.pop(guest.link.fileno(), None) is None:
+            return
+        self._selector.unregister(guest.link)
+        guest.link.close()
+        for number in guest.reading:
+            self.slots[number].users -= 1
+        if guest.rank is not None and not list(self._of_rank(guest.rank)):
+            for slot in self.slots.values():
+                if slot.rank == guest.rank and slot.phase == "lent":
+                    slot.phase = "free"
+            self._give_up_without(guest.rank)
+        if guest.arriving is not None:
+            self.slots[guest.arriving.slot].phase = "free"
+        self._settle()
+
+    def _give_up_without(self, rank: int) -> None:
+        """A rank is gone: steps that lack its part will not be."""
+        whole = {name for _, name in versions(self.slots.values())}
+        held = [slot for slot in self.slots.values() if slot.phase == "held" and slot.name not in whole]
+        having = {slot.name for slot in held if slot.rank == rank}
+        for name in sorted({slot.name for slot in held} - having):
+            self._fail(name, f"rank {rank} is gone")
+
+    def _of_rank(self, rank: int | None) -> list[Guest]:
+        return [guest for guest in self.guests.values() if guest.rank == rank]
+
+    def _answer(self, guest: Guest, message: FromClient, fds: list[int]) -> None:
+        match message:
+            case Hello():
+                self._greet(guest, message)
+            case Lend():
+                guest.waiting = message
+                self._settle()
+            case Filled():
+                self._take(message, fds)
+            case Torn(slot, name, reason):
+                self.slots[slot].phase = "free"
+                self._fail(name, reason)
+                self._settle()
+            case Look():
+                self._send(guest, Holdings(self._holdings()))
+            case Take(name):
+                self._hand_out(guest, name)
+            case Bye() if guest.rank is not None:
+                self.commits.leave(guest.rank)
+                self._leave(guest)
+            case Bye():
+                pass
+            case Offer():
+                self._receive(guest, message)
+            case Bytes(data):
+                self._go_on_receiving(guest, data)
+
+    def _greet(self, guest: Guest, hello: Hello) -> None:
+        try:
+            self.commits.join(hello)
+        except DirectoryInUse as error:
+            self._send(guest, Refused(str(error), error.hint, in_use=True))
+            return
+        except (ArgosyError, OSError) as error:
+            self._send(guest, Refused(str(error)))
+            return
+        guest.rank = hello.rank
+        # A new rank begins behind a restore: parts of steps that never became whole are of no use.
+        whole = {name for _, name in versions(self.slots.values())}
+        for slot in self.slots.values():
+            if slot.rank == hello.rank and slot.phase == "held" and slot.name not in whole and not slot.users:
+                slot.phase = "free"
+        self._send(guest, Welcome(os.getpid()))
+
+    def _settle(self) -> None:
+        """Let go of what nobody needs, then serve who waits for memory."""
+        for slot in surplus(list(self.slots.values())):
+            slot.phase = "free"
+        for guest in list(self.guests.values()):
+            if guest.waiting is not None and guest.rank is not None:
+                self._lend(guest, guest.rank, room_of(guest.waiting.bytes))
+
+    def _lend(self, guest: Guest, rank: int, size: int) -> None:
+        slot = self._slot(rank, size)
+        if isinstance(slot, Later):
+            return
+        guest.waiting = None
+        if isinstance(slot, Never):
+            self._send(guest, Refused(slot.reason))
+            return
+        fds = () if slot.id in guest.seen else (self.memory[slot.id].fd,)
+        guest.seen.add(slot.id)
+        self._send(guest, Lent(slot.id), fds)
+
+    def _slot(self, rank: int, size: int) -> Slot | Later | Never:
+        """A lent slot of at least `size` bytes."""
+        chosen = choose_slot(list(self.slots.values()), rank, size, self.config.bytes_max)
+        if isinstance(chosen, Make):
+            for number in chosen.close:
+                self._forget(number)
+            try:
+                fd = new_memory(size)
+            except OSError as error:
+                return Never(f"no memory: {error.strerror}")
+            slot = Slot(self._next_slot, rank, size)
+            self._next_slot += 1
+            self.slots[slot.id], self.memory[slot.id] = slot, Held(fd)
+        elif isinstance(chosen, Reuse):
+            slot = self.slots[chosen.slot]
+        else:
+            return chosen
+        if slot.phase == "held" and not slot.durable:
+            self._fail(slot.name, "its memory is needed for a newer one", overtaken=True)
+        slot.phase, slot.name, slot.durable = "lent", "", False
+        return slot
+
+    def _forget(self, number: int) -> None:
+        slot = self.slots.pop(number)
+        if slot.phase == "held" and not slot.durable:
+            self._fail(slot.name, "its memory is needed for a newer one", overtaken=True)
+        self.memory.pop(number).close()
+
+    def _take(self, filled: Filled, fds: list[int]) -> None:
+        """A rank filled a slot: it is held, and when all ranks did, written and shipped."""
+        slot, held = self.slots[filled.slot], self.memory[filled.slot]
+        if held.arena is None:
+            held.arena = Arena(slot.bytes - BLOCK, held.fd)
+        if slot.phase != "lent" or len(fds) != 1 or held.arena.sequence != filled.sequence or filled.sequence % 2:
+            for fd in fds:
+                os.close(fd)
+            self._fail(filled.name, "its memory does not hold what was announced")
+            return
+        if filled.name in self._failed:  # Another rank's part of it will not come.
+            os.close(fds[0])
+            slot.phase = "free"
+            self._tell_ranks(self._failed[filled.name])
+            self._settle()
+            return
+        if held.draft >= 0:
+            os.close(held.draft)
+        held.draft, held.draft_digest = fds[0], filled.draft_digest
+        size = self.commits.size
+        slot.phase, slot.name, slot.step, slot.size = "held", filled.name, filled.step, size
+        parts = [each for each in self.slots.values() if each.phase == "held" and each.name == filled.name]
+        if len(parts) == size:
+            self._whole(filled, parts)
+        self._settle()
+
+    def _whole(self, filled: Filled, parts: list[Slot]) -> None:
+        pieces = [(slot, self.memory[slot.id]) for slot in sorted(parts, key=lambda slot: slot.rank)]
+        if self.shipper is not None:
+            for slot in parts:
+                slot.users += 1
+            self.shipper.submit(filled.name, pieces)
+        drafts = [(slot, held.arena, held.draft) for slot, held in pieces if held.arena is not None]
+        for name in self.commits.submit(filled.name, drafts, is_tagged=filled.is_tagged):
+            self._fail(name, "the store is slow, a newer step is written instead", overtaken=True)
+
+    def _release(self, slots: list[Slot]) -> None:
+        """A version was shipped, or will not be."""
+        for slot in slots:
+            slot.users -= 1
+        self._settle()
+
+    def _committed(self, name: str, error: BaseException | None) -> None:
+        for slot in self.slots.values():
+            if slot.name == name:
+                slot.durable = True  # Or it cannot be: either way it no longer waits to be written.
+        if error is None:
+            self._tell_ranks(Durable(name))
+        else:
+            self._fail(name, str(error))
+        self._settle()
+
+    def _fail(self, name: str, reason: str, *, overtaken: bool = False) -> None:
+        self._failed[name] = Failed(name, reason, overtaken)
+        if len(self._failed) > REMEMBERED:
+            del self._failed[next(iter(self._failed))]
+        self._tell_ranks(self._failed[name])
+
+    def _tell_ranks(self, message: object) -> None:
+        for guest in list(self.guests.values()):
+            if guest.rank is not None:
+                self._send(guest, message)
+
+    def _holdings(self) -> list[Version]:
+        sizes = {slot.name: slot.size for slot in self.slots.values()}
+        return [Version(name, step, sizes[name]) for step, name in versions(self.slots.values())]
+
+    def _hand_out(self, guest: Guest, name: str) -> None:
+        for slot in sorted(self.slots.values(), key=lambda slot: slot.rank):
+            held = self.memory[slot.id]
+            if slot.phase == "held" and slot.name == name:
+                slot.users += 1
+                guest.reading.append(slot.id)
+                self._send(guest, Kept(name, slot.rank, held.draft_digest), (held.fd, held.draft))
+        self._send(guest, Holdings(self._holdings()))
+
+    def _receive(self, guest: Guest, offer: Offer) -> None:
+        slot = self._slot(offer.rank, room_of(offer.bytes))
+        if isinstance(slot, Later | Never):
+            self._send(guest, Received(offer.name, offer.rank, slot.reason))
+            return
+        held = self.memory[slot.id]
+        if held.arena is None:
+            held.arena = Arena(slot.bytes - BLOCK, held.fd)
+        guest.arriving = Arriving(offer, slot.id, held.arena)
+
+    def _go_on_receiving(self, guest: Guest, data: bytes) -> None:
+        arriving = guest.arriving
+        if arriving is None:
+            return  # It was refused, and the sender did not know yet.
+        if not arriving.add(data):
+            return
+        guest.arriving = None
+        slot, held, offer = self.slots[arriving.slot], self.memory[arriving.slot], arriving.offer
+        fault = arriving.fault()
+        if fault:
+            slot.phase = "free"
+        else:
+            if held.draft >= 0:
+                os.close(held.draft)
+            held.draft, held.draft_digest = arriving.draft_memory(), offer.draft_digest
+            slot.phase, slot.name, slot.step, slot.size = "held", offer.name, offer.step, offer.size
+            slot.durable = True  # A peer writes nothing.
+        self._send(guest, Received(offer.name, offer.rank, fault))
+        self._settle()

@@ -1,0 +1,120 @@
+"""What a keeper holds, and which memory it gives to whom. Pure: the caller makes and closes the memory.
+
+H1  The newest two whole versions stay, as far as `bytes_max` lets them; what is being written or read stays anyway.
+H2  A slot that is lent is nobody else's, and what is in it does not count.
+H3  The memory of all slots is at most `bytes_max`.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+HELD = 2
+
+
+@dataclass(slots=True)
+class Slot:
+    """One arena: of a rank, and what it holds."""
+
+    id: int
+    rank: int
+    bytes: int
+    phase: Literal["free", "lent", "held"] = "free"
+    name: str = ""
+    step: int = -1
+    size: int = 0
+    users: int = 0
+    """How many write, ship or read it now."""
+    durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Lend this slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make a slot of so many bytes, after closing these."""
+
+    bytes: int
+    close: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Nothing is free now; something will be."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """It does not fit."""
+
+    reason: str
+
+
+def versions(slots: Iterable[Slot]) -> list[tuple[int, str]]:
+    """The versions of which every rank's part is held, as (step, name), newest first."""
+    found: dict[tuple[int, str], set[int]] = {}
+    sizes: dict[tuple[int, str], int] = {}
+    for slot in slots:
+        if slot.phase == "held":
+            found.setdefault((slot.step, slot.name), set()).add(slot.rank)
+            sizes[slot.step, slot.name] = slot.size
+    return sorted((key for key, ranks in found.items() if len(ranks) == sizes[key]), reverse=True)
+
+
+def surplus(slots: Collection[Slot]) -> list[Slot]:
+    """Held slots that nobody needs any more: older than the newest two whole versions, and not in use."""
+    whole = versions(slots)
+    kept = {name for _, name in whole[:HELD]}
+    newest = whole[0][0] if whole else -1
+    return [
+        slot
+        for slot in slots
+        if slot.phase == "held" and not slot.users and slot.name not in kept and slot.step <= newest
+    ]
+
+
+def choose_slot(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
+    """Which memory a rank gets for a snapshot of `size` bytes."""
+    if size > bytes_max:
+        return Never(f"a snapshot takes {size:,} bytes, bytes_max is {bytes_max:,}")
+    free = [slot for slot in slots if slot.phase == "free"]
+    fitting = [slot for slot in free if slot.rank == rank and slot.bytes >= size]
+    if fitting:
+        return Reuse(min(fitting, key=lambda slot: (slot.bytes, slot.id)).id)
+    total = sum(slot.bytes for slot in slots)
+    small = [slot for slot in free if slot.rank == rank]
+    total -= sum(slot.bytes for slot in small)
+    if total + size <= bytes_max and _count(slots, rank) <= HELD:
+        return Make(size, tuple(slot.id for slot in small))
+    # Memory of ranks that no longer are, then this rank's own older version: better one in memory than none.
+    others = [slot for slot in free if slot.rank != rank]
+    total -= sum(slot.bytes for slot in others)
+    if total + size <= bytes_max and _count(slots, rank) <= HELD:
+        return Make(size, tuple(slot.id for slot in [*small, *others]))
+    return _give_up_oldest(slots, rank, size, bytes_max)
+
+
+def _count(slots: Iterable[Slot], rank: int) -> int:
+    return sum(slot.rank == rank and slot.phase != "free" for slot in slots)
+
+
+def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
+    mine = sorted((s for s in slots if s.rank == rank and s.phase == "held"), key=lambda slot: slot.step)
+    ready = [slot for slot in mine if not slot.users and (slot.durable or len(mine) > 1)]
+    if ready:
+        oldest = ready[0]
+        if oldest.bytes >= size:
+            return Reuse(oldest.id)
+        freed = [slot for slot in slots if slot.phase == "free"] + [oldest]
+        if sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in freed) + size <= bytes_max:
+            return Make(size, tuple(slot.id for slot in freed))
+    if any(slot.users or slot.phase == "lent" or not slot.durable for slot in slots if slot.phase != "free"):
+        return Later("all memory holds snapshots that are being written")
+    return Never(f"{size:,} bytes more than other ranks' snapshots do not fit in bytes_max {bytes_max:,}")

@@ -1,0 +1,126 @@
+"""Read snapshots from a keeper: what it holds looks like the files of a committed step."""
+
+import mmap
+import os
+from pathlib import Path
+
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root
+from argosy.checkpoint.keeper.held import read_draft
+from argosy.checkpoint.keeper.life import known_keepers
+from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
+from argosy.checkpoint.reading import Candidate, Step
+from argosy.core import ArgosyError
+from argosy.fabric import Link, connect
+
+ANSWER_S = 30.0
+IN_MEMORY = 2.0**62
+
+
+class ArenaFiles:
+    """The arenas of a version, as files."""
+
+    def __init__(self, maps: dict[str, mmap.mmap]) -> None:
+        self._maps = maps
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(self._maps)
+
+    def read(self, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    def size(self, path: str) -> int:
+        return len(self._map(path)) - BLOCK
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        data = memoryview(self._map(path))[offset : offset + len(buffer)]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _map(self, path: str) -> mmap.mmap:
+        try:
+            return self._maps[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+class KeeperSource:
+    """A keeper that may hold what is looked for."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self._path, self.label = path, label
+        self._link: Link[FromKeeper] | None = None
+
+    def candidates(self) -> list[Candidate]:
+        """What it holds; nothing if it does not answer."""
+        try:
+            link = self._connected()
+            link.send(Look())
+            while not isinstance(answer := link.wait(ANSWER_S)[0], Holdings):
+                continue
+        except ArgosyError:
+            return []
+        # What is in memory is of the run that lives: newer than files of the same step.
+        return [Candidate(version.step, IN_MEMORY, version.name) for version in answer.versions]
+
+    def open(self, name: str) -> tuple[ArenaFiles, Step]:
+        """Map a version; it stays as it is until `close`.
+
+        Raises:
+            CorruptShard: an index is altered, or a part is missing.
+            PeerLost, DeadlinePassed: the keeper is gone.
+        """
+        link = self._connected()
+        link.send(Take(name))
+        maps: dict[str, mmap.mmap] = {}
+        drafts: list[Draft] = []
+        while True:
+            answer, fds = link.wait(ANSWER_S)
+            if isinstance(answer, Holdings):
+                break
+            if not isinstance(answer, Kept):
+                continue
+            arena, draft_fd = fds
+            try:
+                draft = read_draft(draft_fd, answer.draft_digest, f"rank {answer.rank} in {self.label}")
+                file = draft.entries[0].file if draft.entries else f"{name}/rank-{answer.rank:05d}"
+                maps[file] = mmap.mmap(arena, os.fstat(arena).st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+                drafts.append(draft)
+            finally:
+                os.close(arena)
+                os.close(draft_fd)
+        if not drafts or len(drafts) != drafts[0].size:
+            raise CorruptShard(f"{name} in {self.label}", "the snapshot", "all ranks", f"{len(drafts)} of them")
+        return ArenaFiles(maps), _step(name, drafts)
+
+    def _connected(self) -> Link[FromKeeper]:
+        if self._link is None:
+            self._link = connect(self._path, keeper_decoder, self.label)
+        return self._link
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _step(name: str, drafts: list[Draft]) -> Step:
+    first = min(drafts, key=lambda draft: draft.rank)
+    root = Root(
+        step=first.step,
+        session=name.rpartition("-")[2],
+        saved_at=0.0,
+        size=first.size,
+        parts=[],
+        tags=first.tags,
+        metrics=first.metrics,
+    )
+    step = Step(name=name, root=root, units=first.units)
+    for draft in drafts:
+        step.entries += draft.entries
+        step.values |= draft.values
+    return step
+
+
+def keeper_sources(path: str) -> list[KeeperSource]:
+    """The keepers of this host that serve a place, the nearest first."""
+    return [KeeperSource(found, label) for found, label in known_keepers(path)]

@@ -1,0 +1,85 @@
+"""Where a saver's snapshots lie and who commits them: this process itself, or a keeper (`keeper/client.py`)."""
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from argosy.checkpoint.arena import Arena
+from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.format import Draft
+from argosy.checkpoint.owner import Owner, release
+from argosy.core import DeadlinePassed
+
+ARENAS = 2
+LEND_TIMEOUT_S = 600.0
+Done = Callable[[BaseException | None], None]
+"""Told once, when a step is durable or why it will not be."""
+
+
+class Writer(Protocol):
+    """What a saver needs of whoever commits its snapshots."""
+
+    def lend(self, size: int) -> Arena:
+        """An arena of at least `size` bytes that nobody reads; waits for one, up to a deadline."""
+        ...
+
+    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+        """Take over a whole snapshot, to be committed."""
+        ...
+
+    def abandon(self, name: str, arena: Arena, reason: str) -> None:
+        """Take an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OwnWriter:
+    """Commits in the thread that submits, from two arenas of this process."""
+
+    def __init__(self, committer: Committer, owner: Owner | None) -> None:
+        self.committer, self._owner = committer, owner
+        self._arenas: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
+        for _ in range(ARENAS):
+            self._arenas.put(None)
+
+    def lend(self, size: int) -> Arena:
+        try:
+            arena = self._arenas.get(timeout=LEND_TIMEOUT_S)
+        except queue.Empty:
+            raise DeadlinePassed(
+                "an earlier save durable, so that its memory can be used again", LEND_TIMEOUT_S
+            ) from None
+        if arena is None or arena.size < size:
+            if arena is not None:
+                arena.close()
+            # A little more than needed: optimizer state that comes later often fits.
+            arena = Arena(size + size // 64)
+        return arena
+
+    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+        try:
+            self.committer.commit(draft, arena.view)
+        except BaseException as error:
+            done(error)
+        else:
+            done(None)
+        finally:
+            self._arenas.put(arena)
+
+    def abandon(self, name: str, arena: Arena, reason: str) -> None:
+        self.committer.give_up(name, reason)
+        self._arenas.put(arena)
+
+    def close(self) -> None:
+        if self._owner is not None:
+            release(self.committer.store, self._owner)
+        deadline = time.monotonic() + 1.0
+        for _ in range(ARENAS):
+            try:
+                arena = self._arenas.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return  # A writer that does not end keeps its memory.
+            if arena is not None:
+                arena.close()

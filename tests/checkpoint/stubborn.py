@@ -1,0 +1,91 @@
+"""Two ranks restore; what one of them alone cannot do, both are told: run as `stubborn.py DIRECTORY`."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from argosy.checkpoint import CorruptShard, Saver, StepNotFound, restore
+from argosy.core import ConfigError, DeadlinePassed
+
+
+def raised(call: object, kind: type[Exception]) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def run(work: str, rank: int) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{work}/store", 2), rank=rank, world_size=2)
+    model = torch.nn.Linear(8, 8)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    with Saver(f"{work}/run") as saver:
+        saver.save(model, 1).wait(60)
+        for parameter in model.parameters():
+            parameter.data += 1
+        saver.save(model, 2).wait(60)
+
+    # Rank 1 alone sees a directory without the newest step: both take the older one.
+    mine = Path(f"{work}/copy{rank}")
+    os.system(f"cp -r {work}/run {mine}")
+    if rank == 1:
+        os.system(f"rm -r {mine}/checkpoints/step-000000000002-*")
+    assert restore(mine, into=model, timeout_s=60).step == 1
+
+    # Rank 1 alone finds a step damaged: both pass it over, and both fail if it was asked for.
+    other = Path(f"{work}/flipped{rank}")
+    os.system(f"cp -r {work}/run {other}")
+    if rank == 1:
+        for segment in other.glob("checkpoints/step-000000000002-*/*.safetensors"):
+            data = bytearray(segment.read_bytes())
+            data[4096] ^= 1
+            segment.write_bytes(data)
+    found = restore(other, into=model, timeout_s=60)
+    assert found.step == 1
+    assert "digest mismatch" in str(found)
+    assert "digest mismatch" in raised(lambda: restore(other, into=model, step=2, timeout_s=60), CorruptShard)
+
+    # Rank 1 alone has another model, or something that is no state, or no files at all.
+    odd = torch.nn.Linear(8, 9) if rank else model
+    text = raised(lambda: restore(f"{work}/run", into=odd, timeout_s=60), ConfigError)
+    assert "has shape [8, 8], here it is [9, 8]" in text or "has shape [8], here it is [9]" in text
+    text = raised(lambda: restore(f"{work}/run", into=3 if rank else model, timeout_s=60), ConfigError)
+    assert "a state is a module" in text
+    raised(lambda: restore(f"{work}/nothing" if rank else f"{work}/run", into=model, timeout_s=60), StepNotFound)
+
+    # A rank that does not come is named at the deadline.
+    if rank == 0:
+        text = raised(lambda: restore(f"{work}/run", into=model, timeout_s=1), DeadlinePassed)
+        assert text == "waiting for rank 1: not within 1 s"
+    dist.barrier()
+    # A saver whose directory is another run's is refused on all ranks.
+    other_run = Path(f"{work}/taken")
+    if rank == 0:
+        (other_run / "checkpoints").mkdir(parents=True)
+        (other_run / "checkpoints/owner.json").write_text('{"host":"x","pid":1,"started_at":0,"session":"s"}')
+    dist.barrier()
+    assert "a run on x" in raised(lambda: Saver(other_run), ConfigError)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    children: list[int] = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        try:
+            run(sys.argv[1], rank)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    sys.exit(any(codes))

@@ -1,0 +1,358 @@
+"""The keeper: snapshots outlive kill -9 of every rank; what dies is replaced; memory is bounded; damage is named."""
+
+import mmap
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint.keepers import CELLS, Run, a_run
+
+from argosy.checkpoint import CorruptShard, DirectoryInUse, Keeping, KeepLast, Overtaken, Saver, list_steps, restore
+from argosy.checkpoint.arena import Arena
+from argosy.checkpoint.keeper import life
+from argosy.checkpoint.keeper.life import OfProcess
+from argosy.checkpoint.keeper.messages import Kept, Take, keeper_decoder
+from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, surplus, versions
+from argosy.fabric import connect
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    with a_run(tmp_path / "run") as found:
+        monkeypatch.setenv("ARGOSY_RUNTIME_DIR", str(found.home))
+        yield found
+
+
+def keeping(run: Run, **options: object) -> Keeping:
+    process = run.keeper_life
+    return Keeping(life=OfProcess(process.pid, process.create_time()), **options)
+
+
+def is_saved(found: object, step: int) -> bool:
+    wanted = np.random.default_rng(step).random(CELLS, np.float32)
+    tensors = found.tensors
+    return tensors["weight"].numpy().tobytes() == wanted.tobytes() == (-tensors["moment"].numpy()).tobytes()
+
+
+def read_until(process: "subprocess.Popen[str]", word: str, number: int) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        words = line.split()
+        if words[0] == word and int(words[1]) >= number:
+            return
+    raise AssertionError(f"no {word} {number}")
+
+
+def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
+    store = f"{run.directory}.store"
+    ranks = [run.train(RANK=str(r), WORLD_SIZE="2", RENDEZVOUS=store) for r in (0, 1)]
+    for process in ranks:
+        read_until(process, "copied", 4)
+    for process in ranks:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    found = restore(run.directory)
+    assert found.step >= 3
+    assert is_saved(found, found.step)
+    assert str(found).startswith(f"step {found.step} from the keeper of this host in ")
+    assert str(found).endswith("s, verified")
+    # As many ranks as one likes go on from there.
+    with run.train() as again:
+        assert again.stdout
+        words = again.stdout.readline().split(maxsplit=2)
+        assert words[2].strip() == "the keeper of this host"
+        assert int(words[1]) >= found.step
+        again.kill()
+
+
+def test_the_keeper_writes_what_dead_ranks_left(run: Run):
+    with run.train() as process:
+        read_until(process, "copied", 2)
+        process.kill()
+    held = restore(run.directory).step
+    deadline = time.monotonic() + 30
+    while not any(each.step == held for each in list_steps(run.directory)):
+        assert time.monotonic() < deadline, "the keeper did not write its newest snapshot"
+        time.sleep(0.02)
+
+
+def test_a_killed_keeper_costs_no_save(run: Run):
+    """One save is committed and not yet told, one waits, one comes later: all are durable."""
+    said: list[str] = []
+    with Saver(run.directory, keep=[KeepLast(5)], keeping=keeping(run), say=said.append) as saver:
+        state = {"a": np.arange(1000)}
+        saver.save(state, 1).wait(30)
+        stuck(run.directory)
+        handles = [saver.save(state, 2), saver.save(state, 3)]
+        handles[1].copied.result(30)
+        (keeper,) = run.keepers()
+        keeper.suspend()
+        (run.directory / "checkpoints/pins.json").unlink()
+        keeper.kill()
+        for handle in handles:
+            handle.wait(30)
+        state["a"] += 1
+        saver.save(state, 4).wait(30)
+        assert restore(run.directory, step=2).source == "disk"
+        assert restore(run.directory, step=3).source == "disk"
+        assert np.array_equal(restore(run.directory, step=4).tensors["a"].numpy(), np.arange(1000) + 1)
+    assert any("is written by its ranks" in line for line in said)
+
+
+def test_kept_by_the_peer_when_the_keeper_dies_too(run: Run):
+    with run.train(peer=True) as process:
+        read_until(process, "durable", 3)
+        deadline = time.monotonic() + 30
+        (peer,) = run.keepers("peer")
+        while not _holdings(run, "peer"):
+            assert time.monotonic() < deadline, "nothing was shipped"
+            time.sleep(0.02)
+        (keeper,) = run.keepers("sock")
+        keeper.kill()
+        process.kill()
+    found = restore(run.directory)
+    assert found.source in ("the peer keeper", "disk")
+    assert is_saved(found, found.step)
+    step = _holdings(run, "peer")[0]
+    found = restore(run.directory, step=step)
+    assert is_saved(found, step)
+    assert peer.is_running()
+
+
+def _holdings(run: Run, kind: str) -> list[int]:
+    from argosy.checkpoint.keeper.source import keeper_sources
+
+    found: list[int] = []
+    for source in keeper_sources(str(run.directory)):
+        if ("peer" in source.label) == (kind == "peer"):
+            found += [each.step for each in source.candidates()]
+        source.close()
+    return found
+
+
+def _flip(run: Run, kind: str, offset: int) -> None:
+    """Turn a bit in the memory that a keeper holds of its newest version."""
+    from argosy.checkpoint.keeper.source import keeper_sources
+
+    (source,) = [s for s in keeper_sources(str(run.directory)) if ("peer" in s.label) == (kind == "peer")]
+    name = source.candidates()[0].name
+    source.close()
+    path = next(path for path, label in life.known_keepers(str(run.directory)) if label == source.label)
+    link = connect(path, keeper_decoder, "the keeper")
+    link.send(Take(name))
+    message, fds = link.wait(10)
+    assert isinstance(message, Kept)
+    with mmap.mmap(fds[0], os.fstat(fds[0]).st_size) as memory:
+        memory[offset] ^= 16
+    for fd in fds:
+        os.close(fd)
+    link.close()
+
+
+def test_a_bit_flipped_in_an_arena_and_in_the_peers_copy_is_named(run: Run):
+    state = {"weight": np.arange(50_000), "moment": np.arange(50_000) * 2}
+    with Saver(run.directory, keeping=keeping(run, peer=True)) as saver:
+        saver.save(state, 1).wait(30)
+        deadline = time.monotonic() + 30
+        while not _holdings(run, "peer"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert restore(run.directory).source == "the keeper of this host"
+        _flip(run, "own", 9000)
+        found = restore(run.directory)
+        assert found.source == "the peer keeper"
+        assert "from the keeper of this host: digest mismatch in step-" in found.skipped[0]
+        assert "rank-00000" in found.skipped[0]
+        assert "moment" in found.skipped[0]
+        _flip(run, "peer", 9000)
+        found = restore(run.directory)
+        assert found.source == "disk"
+        assert [reason.split(":")[0] for reason in found.skipped] == [
+            "step 1 from the keeper of this host",
+            "step 1 from the peer keeper",
+        ]
+        assert np.array_equal(found.tensors["moment"].numpy(), state["moment"])
+
+
+def test_bytes_max_bounds_the_keepers_memory(run: Run):
+    said: list[str] = []
+    size = 8 * 100_000
+    limit = 2 * size + 100_000
+    with Saver(run.directory, keeping=keeping(run, bytes_max=limit), say=said.append) as saver:
+        for step in range(1, 6):
+            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+            assert _memory_of(run) <= limit
+        assert said == []
+        saver.save({"a": np.full(400_000, 7)}, 7).wait(30)
+        assert _memory_of(run) <= limit
+    assert "the keeper has no memory for this snapshot" in said[0]
+    assert f"bytes_max is {limit:,}" in said[0]
+    found = restore(run.directory)
+    assert found.step == 7
+    assert found.tensors["a"].tolist() == [7] * 400_000
+
+
+def _memory_of(run: Run) -> int:
+    """The shared memory of arenas that the keeper holds."""
+    (keeper,) = run.keepers()
+    inodes: dict[int, int] = {}
+    for entry in Path(f"/proc/{keeper.pid}/fd").iterdir():
+        try:
+            if "argosy-arena" in os.readlink(entry):
+                status = entry.stat()
+                inodes[status.st_ino] = status.st_size
+        except OSError:
+            continue
+    return sum(inodes.values())
+
+
+def test_a_slow_store_holds_no_training_up(run: Run):
+    """The disk hangs: snapshots go on in memory, the newest is written when it answers, older ones are overtaken."""
+    with Saver(run.directory, keep=[KeepLast(9)], keeping=keeping(run)) as saver:
+        state = {"a": np.zeros(1000)}
+        saver.save(state, 1).wait(30)
+        go_on = stuck(run.directory)
+        handles = []
+        for step in range(2, 8):
+            state["a"] += 1
+            handles.append(saver.save(state, step))
+            handles[-1].copied.result(30)
+        assert _holdings(run, "own")[0] == 7
+        go_on()
+        handles[-1].wait(60)
+        saver.flush(60)
+        ends = [handle.durable.exception(30) for handle in handles]
+        assert sum(isinstance(error, Overtaken) for error in ends) >= 3
+        assert ends[-1] is None
+    assert list_steps(run.directory)[0].step == 7
+
+
+def stuck(directory: Path) -> Callable[[], None]:
+    """Block the keeper behind its next commit, as a dead file server would; returns what ends it."""
+    pins = directory / "checkpoints/pins.json"  # Read before anything is deleted.
+    os.mkfifo(pins)
+
+    def go_on() -> None:
+        fd = os.open(pins, os.O_WRONLY)  # Returns when the keeper waits there.
+        pins.unlink()
+        os.write(fd, b"[]")
+        os.close(fd)
+
+    return go_on
+
+
+def test_two_runs_on_one_directory(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with Saver(run.directory, keeping=keeping(run)) as first:
+        first.save({"a": np.zeros(3)}, 1).wait(30)
+        with pytest.raises(DirectoryInUse, match="another run"):
+            Saver(run.directory)
+        with a_run(run.directory) as other:
+            monkeypatch.setenv("ARGOSY_RUNTIME_DIR", str(other.home))
+            with pytest.raises(DirectoryInUse, match=r"another run \(pid"):
+                Saver(run.directory, keeping=keeping(other))
+    with Saver(run.directory) as second:  # The directory was let go.
+        second.save({"a": np.zeros(3)}, 2).wait(30)
+
+
+def test_half_a_snapshot_is_not_taken_for_one():
+    arena = Arena(100)
+    arena.begin()
+    assert arena.sequence % 2 == 1
+    assert arena.finish() % 2 == 0
+    arena.begin()
+    arena.begin()
+    assert arena.sequence % 2 == 1
+    arena.close()
+
+
+def test_nothing_is_left_behind(run: Run):
+    before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    with Saver(run.directory, keeping=keeping(run, peer=True)) as saver:
+        saver.save({"a": np.arange(10)}, 1).wait(30)
+    assert (set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))) == before
+    assert not (run.directory / "checkpoints/owner.json").exists()
+
+
+KB = 1000
+
+
+def slot(number: int, phase: str, step: int = 0, rank: int = 0, **more: object) -> Slot:
+    return Slot(number, rank, 100 * KB, phase, f"step-{step}", step, 1, **more)  # type: ignore[arg-type]
+
+
+def test_h1_the_newest_two_whole_versions_stay():
+    slots = [slot(1, "held", 1), slot(2, "held", 2), slot(3, "held", 3), slot(4, "held", 4, users=1)]
+    assert [each.id for each in surplus(slots)] == [1, 2]
+    halves = [Slot(i, r, KB, "held", "n", 9, 2) for i, r in ((5, 0),)]
+    assert versions([*slots, *halves])[0] == (4, "step-4")
+    assert versions([*slots, *halves, Slot(6, 1, KB, "held", "n", 9, 2)])[0] == (9, "n")
+
+
+def test_h3_memory_stays_within_its_bound():
+    held = [slot(1, "held", 1, durable=True), slot(2, "held", 2, durable=True)]
+    assert choose_slot(held, 0, 100 * KB, 300 * KB) == Make(100 * KB)
+    assert choose_slot(held, 0, 100 * KB, 299 * KB) == Reuse(1)
+    assert choose_slot(held, 0, 100 * KB + 1, 299 * KB) == Make(100 * KB + 1, (1,))
+    assert isinstance(choose_slot(held, 0, 400 * KB, 299 * KB), Never)
+    busy = [slot(1, "held", 1, users=1)]
+    assert isinstance(choose_slot(busy, 0, 100 * KB, 199 * KB), Later)
+    assert choose_slot([slot(1, "free")], 0, 50 * KB, 100 * KB) == Reuse(1)
+    assert choose_slot([slot(1, "free", rank=5)], 0, 50 * KB, 100 * KB) == Make(50 * KB, (1,))
+
+
+def kill_something(run: Run, rng: random.Random, *, peer: bool) -> int:
+    """Train, kill a rank, the keeper or both at a random moment; returns the last step acknowledged."""
+    with run.train(peer=peer) as process:
+        assert process.stdout
+        begun = int(process.stdout.readline().split()[1])
+        time.sleep(rng.random() * 0.5)
+        what = rng.choice(["rank", "keeper", "both", "all"])
+        if what != "rank":
+            for keeper in run.keepers("" if what == "all" else "sock"):
+                keeper.kill()
+            time.sleep(rng.random() * 0.2)
+        process.kill()
+        lines = [line.split() for line in process.stdout.read().splitlines()]
+    return max([int(words[1]) for words in lines if words[:1] == ["durable"] and len(words) == 2], default=begun)
+
+
+def kills(run: Run, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged = 0
+    for number in range(count):
+        acknowledged = max(acknowledged, kill_something(run, rng, peer=number % 2 == 0))
+        if acknowledged:
+            found = restore(run.directory)
+            assert found.step >= acknowledged, f"seed {seed}, kill {number}"
+            assert is_saved(found, found.step), f"seed {seed}, kill {number}"
+
+
+def test_twenty_kills_of_ranks_and_keepers_lose_nothing(run: Run):
+    kills(run, 20, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_kills_of_ranks_and_keepers_lose_nothing(run: Run):
+    kills(run, 1000, seed=1)
+
+
+def test_the_asked_step_is_found_wherever_it_is(run: Run):
+    with Saver(run.directory, keep=[KeepLast(5)], keeping=keeping(run)) as saver:
+        for step in (1, 2, 3, 4):
+            saver.save({"a": np.full(10, step)}, step).wait(30)
+        assert restore(run.directory, step=4).source == "the keeper of this host"
+        assert restore(run.directory, step=1).source == "disk"
+        _flip(run, "own", 4100)
+        for segment in run.directory.rglob("step-000000000004-*/*.safetensors"):
+            data = bytearray(segment.read_bytes())
+            data[4100] ^= 1
+            segment.write_bytes(data)
+        with pytest.raises(CorruptShard, match=r"rank-00000.safetensors: a\[0:10\]"):
+            restore(run.directory, step=4)
