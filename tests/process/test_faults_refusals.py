@@ -59,6 +59,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["--", "/etc/"], "the program is a directory: /etc/"),
         (["--log-dir", "/proc/nope", "waits.py"], "cannot be used"),
         (["--dir", "/proc/nope", "waits.py"], "cannot be used"),
+        (["waits.py", os.fsdecode(b"\xfe")], "not UTF-8: b'\\xfe'"),
         (["--master-addr", "203.0.113.9", "waits.py"], "cannot listen"),
     ],
 )
@@ -168,6 +169,28 @@ def test_no_space_for_the_runs_directory_is_refused(host: Console, disk: Path):
     os.close(ballast)
     ended = host.argosy("run", "--dir", str(disk / "run"), "waits.py")
     is_clear(ended, "No space left on device")
+
+
+def test_a_disk_without_room_for_a_line_is_reported(host: Console, disk: Path):
+    (disk / "ballast").write_bytes(bytes((1 << 20) - (40 << 10)))
+    (host.cwd / "s.py").write_text("print('x' * 65536)\n")
+    ended = host.argosy("run", "--dir", str(disk / "run"), "s.py")
+    assert ended.code == 0
+    assert "the disk is full, output is lost" in ended.text
+
+
+def test_launches_of_one_second_have_names_of_their_own(host: Console):
+    (host.cwd / "go").touch()
+    clients = [host.start("run", "waits.py", out=host.cwd / f"out{number}") for number in range(5)]
+    assert [client.wait(60) for client in clients] == [0] * 5
+    assert len([*(host.cwd / "runs").glob("waits-*")]) == 5
+
+
+def test_few_descriptors_are_enough_for_a_rank(console: Console):
+    (console.cwd / "s.py").write_text("print('alive')\n")
+    words = f"ulimit -n 100; exec {console.python} -m argosy run s.py"
+    ended = console.run(["bash", "-c", words])
+    assert (ended.code, "alive" in ended.text) == (0, True), ended.text
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run_and_is_reported(host: Console, disk: Path, tmp_path: Path):

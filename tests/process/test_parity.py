@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 
 EXITS = [
     *("text", "three", "large", "tuple", "_exit", "interrupt", "interrupted"),
-    *("segv", "abort", "term", "thread", "daemon", "hook", "pipe"),
+    *("segv", "abort", "term", "thread", "daemon", "hook", "pipe", "closed", "no_torch"),
 ]
 CASES = [
     "facts.py --lr 3e-4 -- positional",

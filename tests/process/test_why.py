@@ -10,7 +10,7 @@ import pytest
 from argosy.core import RankId, WaitStatus
 from argosy.process.evidence.frames import Frame
 from argosy.process.evidence.incident import Incident, StackGroup
-from argosy.process.evidence.why import RunView, explain, render, to_json
+from argosy.process.evidence.why import RunView, explain, own_frames, render, to_json
 from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
@@ -210,3 +210,17 @@ def test_little_is_known_and_still_something_is_said(facts: list[AnyFact]):
     report = explain(RUN, facts, [])
     assert render(report).startswith("night: ended with code 1")
     assert json.loads(to_json(report))["commands"]["resume"].startswith("argosy run")
+
+
+def test_a_traceback_keeps_the_users_frames_and_drops_those_of_packages():
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/deep.py", line 4, in train',
+        "    loss = model(x)",
+        "           ^^^^^^^^",
+        '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1778, in _wrapped_call_impl',
+        "    return self._call_impl(*args, **kwargs)",
+        "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "RuntimeError: shapes cannot be multiplied",
+    ]
+    assert own_frames(lines) == [lines[0], lines[1], lines[2], lines[-1]]

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
@@ -76,6 +76,7 @@ class Options(msgspec.Struct, kw_only=True):
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
     """Start the run; returns the exit code, or 0 at once if it is detached."""
     kind: Literal["script", "module", "program"] = "program" if program else "module" if options.module else "script"
+    check_text([target, *args, options.name or "", options.directory or ""])
     check_target(kind, target)
     for flag, seconds in (
         ("grace", options.grace),
@@ -94,8 +95,9 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     if options.as_json:
         print(msgspec.json.encode(welcome).decode(), flush=True)
     elif options.detach:
-        print(f"{launch.name} runs detached in {os.path.relpath(launch.directory)}", flush=True)
-        print(f"  argosy logs -f {launch.name}\n  argosy stop {launch.name}", file=sys.stderr)
+        name = os.path.basename(welcome.directory)
+        print(f"{name} runs detached in {os.path.relpath(welcome.directory)}", flush=True)
+        print(f"  argosy logs -f {name}\n  argosy stop {name}", file=sys.stderr)
     if options.detach:
         return 0
     return Foreground(link, welcome, None if options.as_json else shown).run()
@@ -168,6 +170,7 @@ def make_launch(
         devices=visible_devices(prod(dims.values()), environment) if options.virtual_local_rank else [],
         one_file=is_one_stream(options, prod(dims.values())),
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
+        fresh=options.directory is None and options.name is None,
         detached=options.detach,
         log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
         linger_s=number_from(environment, "ARGOSY_LINGER_S", 600.0),
@@ -202,6 +205,17 @@ def check_seconds(flag: str, seconds: float | None) -> None:
     """
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"--{flag} must be a number of seconds: {seconds}")
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Refuse bytes that are no text: they could be neither sent nor written down.
+
+    Raises:
+        ConfigError: a word is not UTF-8.
+    """
+    for word in words:
+        if any("\udc80" <= letter <= "\udcff" for letter in word):
+            raise ConfigError(f"not UTF-8: {os.fsencode(word)!r}", hint="names and arguments must be text")
 
 
 def check_target(kind: str, target: str) -> None:
@@ -316,13 +330,7 @@ def choose_directory(options: Options, target: str) -> tuple[Path, str]:
         raise ConfigError(f"not a name for a run: {name!r}", hint="give another --name")
     if given is not None:
         return given, name
-    directory = Path("runs").absolute() / name
-    if options.name is None:
-        number = 2
-        while directory.exists():
-            directory = directory.with_name(f"{name}-{number}")
-            number += 1
-    return directory, directory.name
+    return Path("runs").absolute() / name, name
 
 
 def interpreter_flags() -> list[str]:

@@ -55,6 +55,7 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
     launch = Launch(
         name=directory.name,
         directory=str(directory),
+        fresh=wanted.name is None,
         argv=list(wanted.argv) or [Path(sys.argv[0] or "python").name, "(mesh)"],
         kind="program" if wanted.argv else "module",
         target=target,
@@ -125,9 +126,4 @@ def _directory(wanted: Wanted) -> Path:
     if wanted.name is not None and ("/" in wanted.name or wanted.name in ("", ".", "..", "last")):
         raise ConfigError(f"not a name for a run: {wanted.name!r}")
     stem = wanted.argv[0] if wanted.argv else (sys.argv[0] if Path(sys.argv[0]).suffix == ".py" else "mesh")
-    name = wanted.name or default_name(stem)
-    directory, number = Path("runs").absolute() / name, 2
-    while wanted.name is None and directory.exists():
-        directory = directory.with_name(f"{name}-{number}")
-        number += 1
-    return directory
+    return Path("runs").absolute() / (wanted.name or default_name(stem))

@@ -109,7 +109,7 @@ def render(report: Report, width: int = 100) -> str:
         what = "hang: " if report.verdict == "hang" else ""
         headline = textwrap.wrap(f"{when}{what}{report.headline}{where}", width, subsequent_indent="  ")
         lines += ["", *headline[:HEADLINE_LINES]]
-        lines += [f"  {line}" for line in _ends(report.exception, EXCEPTION_LINES)]
+        lines += [f"  {line}" for line in _ends(own_frames(report.exception), EXCEPTION_LINES)]
     if report.followers:
         many = "s" if len(report.followers) > 1 else ""
         lines.append(f"  then rank{many} {format_ranks(report.followers)} ended because of it")
@@ -289,6 +289,20 @@ def _stack_line(group: StackGroup) -> str:
     if group.frames and not group.frames[0].is_users and where:
         where += f" ({group.frames[0].function})"
     return f"{who}: " + "; ".join(filter(None, [where, group.note])) if where or group.note else who
+
+
+def own_frames(lines: Sequence[str]) -> list[str]:
+    """A traceback without what installed packages did below the user's code, and without marks under lines."""
+    kept: list[str] = []
+    foreign = False
+    for line in lines:
+        if line.startswith('  File "'):
+            foreign = "/site-packages/" in line or "/lib/python3" in line
+        elif not line.startswith("    "):
+            foreign = False
+        if not foreign and not (line.startswith("    ") and set(line) <= set(" ^~")):
+            kept.append(line)
+    return kept
 
 
 def _ends(lines: Sequence[str], most: int) -> list[str]:

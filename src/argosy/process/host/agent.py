@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import setproctitle
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
@@ -66,7 +67,7 @@ from argosy.process.host.running import Running
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.run import root
-from argosy.process.run.rundir import Owner, RunDir, absent, index_run, next_launch, run_id
+from argosy.process.run.rundir import Owner, RunDir, absent, free_directory, index_run, next_launch, run_id
 
 LEASE_S = 10.0
 """How long a foreground run waits for its client after a restart of the agent."""
@@ -256,6 +257,9 @@ class Agent:
     def launch(self, link: Link[ToAgent], message: LaunchRun, fds: list[int]) -> list[int]:
         """Accept a run, or say why not."""
         launch = message.launch
+        if launch.fresh:
+            free = free_directory(Path(launch.directory))
+            launch = msgspec.structs.replace(launch, directory=str(free), name=free.name)
         directory = Path(launch.directory)
         number = next_launch(directory)
         run = run_id(directory, number)

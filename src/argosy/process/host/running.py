@@ -42,6 +42,8 @@ from argosy.process.run import facts, root
 from argosy.process.run.launch import Launch, command, rank_defaults, rank_variables
 from argosy.process.run.rundir import RunDir, new_record
 
+FULL_BYTES = 64 << 10
+"""With less than this a disk is full: a line that is written now may not fit."""
 STEADY_S = 10.0
 """A rank that lived this long counts as having made progress, even if it shows no steps."""
 
@@ -432,11 +434,15 @@ class Running:
                 self.notice(f"a log could not be bounded: {trouble}")
         now = time.monotonic()
         self.oom = {rank: self.oom_samples.again(sample, now) for rank, sample in self.oom.items()}
+        self.check_disk()
+
+    def check_disk(self) -> None:
+        """Say once that output is being lost, or may be."""
         try:
             status = os.statvfs(self.logs)
         except OSError:
             return
-        full = status.f_bavail == 0
+        full = status.f_bavail * status.f_frsize < FULL_BYTES
         if full and not self.disk_full:
             rank = self.state.rank(0)
             self.tell_fact(
@@ -449,6 +455,7 @@ class Running:
     def finish(self, code: int, reason: str) -> None:
         """Leave nothing of the run but its directory."""
         self.inquest.close()
+        self.check_disk()
         self.traces.clear({rank: child.born.pid for rank, child in self.children.items()})
         self.close_store()
         for page in self.pages.values():

@@ -213,13 +213,13 @@ def _keep_groups() -> None:
     Its destructor joins threads that may want the GIL, which we hold: only an interpreter that is being finalised
     lets such threads go. Nothing that a user could see is lost.
     """
-    torch = cast(Any, sys.modules.get("torch"))
-    if torch is None:
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if not isinstance(module, type):  # No torch, or something else of that name.
         return
     values = cast("list[object]", [*gc.get_objects(), *vars(sys.modules["__main__"]).values()])
     for value in values:
         kind = type(value)
-        if issubclass(kind, torch.nn.Module) or str(kind.__module__).startswith("torch."):
+        if issubclass(kind, module) or str(kind.__module__).startswith("torch."):
             _kept.append(value)
 
 
@@ -264,7 +264,8 @@ def _flush() -> bool:
     good = True
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not stream.closed:
+                stream.flush()
         except (OSError, ValueError, AttributeError):
             good = False
     return good

@@ -123,7 +123,7 @@ class _Tolerant(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return len(memoryview(data).cast("B"))
 

@@ -7,6 +7,7 @@ its process group as owner and SIGKILL as signal. No thread, no polling, and it 
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def hold_lifeline(runtime: Path) -> int:
 def tie_lifeline(runtime: Path) -> None:
     """Tie this process's group to the holders. Call after setpgid and after closing inherited write ends."""
     fd = os.open(_fifo(runtime), os.O_RDONLY | os.O_NONBLOCK)
-    high = fcntl.fcntl(fd, fcntl.F_DUPFD, 200)  # Low numbers are what a script's own files would get.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD, min(200, soft - 8))  # Low numbers are what a script's own files would get.
     os.close(fd)
     os.set_inheritable(high, True)
     fcntl.fcntl(high, fcntl.F_SETOWN, -os.getpgrp())

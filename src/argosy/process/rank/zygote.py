@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,8 @@ class Zygote:
             self.reaper.forget()
             reset_signals()
             code = life()
+        except BaseException:  # Of Argosy's own: user code is guarded. Where its output goes, this may be read.
+            traceback.print_exc()
         finally:
             os._exit(code)
 

@@ -47,6 +47,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     one_file: bool = False
     """stderr goes to the file of stdout: where both are shown as one, they keep their order."""
     log_bytes_max: int = 256 << 20
+    fresh: bool = False
+    """The directory was not asked for: if it exists the agent takes the next free name, one launch at a time."""
     detached: bool = False
     linger_s: float = 600.0
     store: bool = True

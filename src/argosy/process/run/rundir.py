@@ -91,8 +91,10 @@ class RunDir:
                 self._refuse_if_live(owner, is_live)
                 (self.path / "owner.json").unlink(missing_ok=True)
                 continue
-            os.write(fd, msgspec.json.encode(owner))
-            os.close(fd)
+            try:
+                os.write(fd, msgspec.json.encode(owner))
+            finally:
+                os.close(fd)
             return
         raise ConfigError(f"another launch took the directory just now: {self.path}")
 
@@ -174,8 +176,17 @@ def next_launch(directory: Path) -> int:
 
 def default_name(launch_target: str, now: float | None = None) -> str:
     """`train-20261115-213045`."""
-    stem = Path(launch_target).stem or "run"
+    stem = Path(launch_target).stem[:100] or "run"
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+
+
+def free_directory(directory: Path) -> Path:
+    """The first of `train-x`, `train-x-2`, `train-x-3`... that does not exist."""
+    number, free = 2, directory
+    while free.exists():
+        free = directory.with_name(f"{directory.name}-{number}")
+        number += 1
+    return free
 
 
 def index_run(directory: Path, name: str) -> None:

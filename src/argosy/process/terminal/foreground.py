@@ -124,7 +124,8 @@ class Foreground:
                 self._code, self._reason = code, reason
             case _:
                 pass
-        for text in self._teller.lines(fact) if self._chatty else ():
+        told = self._chatty or (self._shown is not None and isinstance(fact, facts.LogTrouble))
+        for text in self._teller.lines(fact) if told else ():
             self._drain(final=True)
             self._say(text)
 
