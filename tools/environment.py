@@ -184,10 +184,10 @@ def announce(base: str, facts: dict[str, Any], borrow: bool) -> None:
     """Say what will be downloaded, before it is."""
     if borrow:
         say(f"torch {facts['torch']} is borrowed from {base}, which stays as it is")
-        say("downloading at most 0.1 GB: what is missing there goes into .venv")
+        say("downloading at most 0.2 GB: what is missing there goes into .venv")
     else:
         on_linux = sys.platform == "linux" and os.uname().machine == "x86_64"
-        size = "about 2.9 GB (2.7 of it torch), 5.2 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
+        size = "about 3.0 GB (2.7 of it torch), 5.2 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
         say(f"downloading {size}, into .venv and pip's cache")
         say("with an environment that has torch: make demo PYTHON=/path/to/its/bin/python")
         free = shutil.disk_usage(ROOT).free / 1e9
