@@ -131,11 +131,12 @@ def _read_files(descriptor: Callable[[str], int], batch: Sequence[Group], sink: 
     at = 8 * len(batch)
     for number, (group, plans) in enumerate(planned):
         (count,) = struct.unpack_from("<q", answer, 8 * number)
+        is_whole = count >= group.last - group.start
         for chunk, together, counts in plans:
             if group.start + count < chunk[2] + size_of(chunk[0], chunk[1]):
                 raise missing(chunk, "the end of the file")
             end = at + 16 * sum(counts)
-            if count >= group.last - group.start:
+            if is_whole:
                 _check(chunk, sums_of(answer[at:end], counts), together)
             at = end
 
