@@ -3,7 +3,7 @@
     python bench/data.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
 
 Each loader runs in a process of its own, with 0, 1 and 2 workers; what is timed begins after the first batches.
-StatefulDataLoader and Grain: `python bench/peers.py --setup loaders`.
+StatefulDataLoader and Grain: `python bench/peers.py --setup loaders`; mosaicml-streaming: `--setup mosaic`.
 """
 
 import subprocess
@@ -15,18 +15,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as arrow
 from harness import Contender, Failed, Goal, Options, Row, run_benches
-from peers import Missing, python_of
+from peers import python_of
+from pyarrow import parquet
 
 from argosy.data import seed_generators
 from argosy.data.permute import Permutation
 
 SCRIPT = Path(__file__).with_name("scripts") / "data_peer.py"
 PATIENCE_S = 150.0
+PEERS = {"mosaic": "mosaic"}
 
 
 def sample(task: str, loader: str, workers: int, directory: Path) -> float:
-    python = sys.executable if loader in ("argosy", "torch") and task != "parquet" else python_of("loaders")
+    python = sys.executable if loader in ("argosy", "torch") else python_of(PEERS.get(loader, "loaders"))
     words = [python, str(SCRIPT), task, loader, str(workers), str(directory)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -76,21 +79,16 @@ def write_data(directory: Path) -> None:
     (directory / "images").mkdir()
     for number in range(400):
         random.integers(0, 256, 100 << 10, dtype=np.uint8).tofile(directory / "images" / f"{number}.raw")
-    make = (
-        "import numpy, pyarrow as a, pyarrow.parquet as p, sys; n = 64000; "
-        "v = a.FixedSizeListArray.from_arrays(a.array(numpy.random.rand(n * 256).astype('f4')), 256); "
-        "p.write_table(a.table({'n': a.array(range(n)), 'v': v}), sys.argv[1], row_group_size=1000)"
-    )
-    try:
-        subprocess.run([python_of("loaders"), "-c", make, str(directory / "rows.parquet")], check=True)
-    except Missing:
-        return
+    count = 64_000
+    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(random.random(count * 256, np.float32)), 256)
+    table = arrow.table({"n": arrow.array(range(count)), "v": vectors})
+    parquet.write_table(table, directory / "rows.parquet", row_group_size=1000)
 
 
 def make_rows(options: Options, directory: Path) -> list[Row]:
     workers = [0, 1] if options.quick else [0, 1, 2]
     some = [count for count in workers if count]
-    everyone = ["argosy", "torch", "stateful", "grain"]
+    everyone = ["argosy", "torch", "stateful", "grain", "mosaic"]
     best = f"argosy {workers[0]}"
     return [
         Row(
@@ -123,7 +121,7 @@ def make_rows(options: Options, directory: Path) -> list[Row]:
             key="handover",
             title="a batch of 64 MiB from a worker process",
             contenders=[
-                *contenders("handover", everyone, directory, some),
+                *contenders("handover", everyone[:-1], directory, some),
                 Contender(name="one memcpy", sample=copy_64_mib, warm_up=True),
             ],
             base="torch 1",

@@ -68,6 +68,16 @@ PEERS = {
             download="about 150 MB",
             shares_torch=True,
         ),
+        # It wants an older numpy than torch has here; the clients of clouds, which it also wants, are left out.
+        Peer(
+            name="mosaic",
+            steps=(
+                ("--no-deps", "mosaicml-streaming==0.13.0", "torchvision"),
+                ("numpy<2.2", "transformers<5", "xxhash<4", "zstd", "Brotli", "python-snappy", "pillow", "catalogue"),
+            ),
+            download="about 80 MB",
+            shares_torch=True,
+        ),
         Peer(name="ray", steps=(("ray[default]==2.60.0", "numpy"),), download="about 150 MB", shares_torch=True),
     )
 }

@@ -92,8 +92,8 @@ class Console:
         return command
 
     def ps(self, name: str) -> dict[str, Any]:
-        """What `argosy ps --json` says of one run, or an empty dict."""
-        listing = self.argosy("ps", "--json")
+        """What `argosy ps --all --json` says of one run, or an empty dict."""
+        listing = self.argosy("ps", "--all", "--json")
         assert listing.code == 0, listing.text
         runs: list[dict[str, Any]] = json.loads(listing.out)
         return next((run for run in runs if run["name"] == name), dict[str, Any]())

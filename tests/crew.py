@@ -16,11 +16,13 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 _PARENT = """
-import os, pathlib, sys, traceback
+import importlib, os, pathlib, sys, traceback
 import torch, torch.distributed as dist
 import argosy.collective
 torch.set_num_threads(1)
-directory, size, script = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+directory, script, preload = sys.argv[1:4]
+for name in preload.split():
+    importlib.import_module(name)
 
 def form(backend="argosy", **options):
     client = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
@@ -28,7 +30,7 @@ def form(backend="argosy", **options):
     return dist.group.WORLD
 
 def run(rank):
-    out = os.open(f"{directory}/out{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    out = os.open(f"{directory}/out{party}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(out, 1), os.dup2(out, 2)
     code = 0
     try:
@@ -54,7 +56,8 @@ def open_store():
     return int(os.read(told[0], 10)), lifeline[1]
 
 worst = 0
-for round in sys.argv[4:] or [""]:
+for party, told in enumerate(sys.argv[4:]):
+    size, round = int(told.split(":")[0]), told.split(":")[1]
     port, lifeline = open_store()
     children = []
     for rank in range(size):
@@ -69,12 +72,26 @@ sys.exit(worst)
 
 
 def crew(
-    script: Path | str, size: int, *, compiled: bool = True, must_end_well: bool = True, rounds: Sequence[str] = ()
+    script: Path | str, size: int, *, compiled: bool = True, must_end_well: bool = True, rounds: Sequence[str] = ("",)
 ) -> list[str]:
     """Run the file, or text, as `size` ranks; returns what each printed. Nothing is left running.
 
     With `rounds`, new ranks run it once for each; the script knows which as `round`.
     """
+    parties = [(size, round) for round in rounds]
+    said = crews(script, parties, compiled=compiled, must_end_well=must_end_well)
+    return ["".join(texts) for texts in zip(*said, strict=True)]
+
+
+def crews(
+    script: Path | str,
+    parties: Sequence[tuple[int, str]],
+    *,
+    compiled: bool = True,
+    must_end_well: bool = True,
+    preload: Sequence[str] = (),
+) -> list[list[str]]:
+    """Run it once for each number of ranks and round, all from one process that has torch and `preload`."""
     with tempfile.TemporaryDirectory() as directory:
         if isinstance(script, str):
             Path(directory, "script.py").write_text(script)
@@ -87,14 +104,18 @@ def crew(
         }
         if not compiled:
             environment["ARGOSY_NATIVE"] = "0"
-        command = [sys.executable, "-c", _PARENT, directory, str(size), str(script), *rounds]
+        told = [f"{size}:{round}" for size, round in parties]
+        command = [sys.executable, "-c", _PARENT, directory, str(script), " ".join(preload), *told]
         parent = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
-            code = parent.wait(100)
+            code = parent.wait(280)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
             parent.wait()
-        outputs = [Path(directory, f"out{rank}").read_text() for rank in range(size)]
-        assert not must_end_well or code == 0, "\n".join(outputs)
-        return outputs
+        said = [
+            [Path(directory, f"out{index}-{rank}").read_text() for rank in range(size)]
+            for index, (size, _) in enumerate(parties)
+        ]
+        assert not must_end_well or code == 0, "\n".join(text for texts in said for text in texts)
+        return said

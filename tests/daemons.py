@@ -41,6 +41,12 @@ def desk(console: Console, cwd: Path) -> Console:
     return replace(console, cwd=cwd)
 
 
+def script(console: Console, text: str) -> str:
+    """Write `s.py`; returns its name."""
+    (console.cwd / "s.py").write_text(text)
+    return "s.py"
+
+
 def look(console: Console) -> Runs:
     """What the agent knows; waits for the next agent if there is none right now."""
 

@@ -1,6 +1,7 @@
 """Sources for the tests of loaders; worker processes import this, so it imports little."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -57,9 +58,19 @@ class Secretive(Numbers):
 
 
 class Greedy(Numbers):
+    """Sample 3 wants a GiB; if `limited`, its process may not have that much more than it has."""
+
+    def __init__(self, length: int, *, limited: bool = False) -> None:
+        super().__init__(length)
+        self.limited = limited
+
     def __getitem__(self, index: int) -> tuple[int, Any]:
         if index == 3:
-            raise MemoryError
+            if self.limited:
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                limit = pages * resource.getpagesize() + (256 << 20)
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            return index, np.ones(1 << 27, np.float64)  # 1 GiB
         return super().__getitem__(index)
 
 

@@ -170,7 +170,8 @@ def install(borrow: bool) -> None:
     for old in (ROOT / "src" / "argosy").glob("_native*.so"):
         old.unlink()  # An extension that is not built now must not be found later.
     # Build isolation would download the build tools again, each time.
-    run_loudly([*pip, "--no-build-isolation", "-e", str(ROOT), *needed], "installing Argosy and its tools")
+    native = ", compiling its Rust extension (a minute or two)" if builds_native() else ""
+    run_loudly([*pip, "--no-build-isolation", "-e", str(ROOT), *needed], f"installing Argosy and its tools{native}")
 
 
 def link_tools(scripts: str) -> None:
@@ -187,7 +188,7 @@ def announce(base: str, facts: dict[str, Any], borrow: bool) -> None:
         say("downloading at most 0.2 GB: what is missing there goes into .venv")
     else:
         on_linux = sys.platform == "linux" and os.uname().machine == "x86_64"
-        size = "about 3.0 GB (2.7 of it torch), 5.2 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
+        size = "about 3.0 GB (2.7 of it torch), 5.5 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
         say(f"downloading {size}, into .venv and pip's cache")
         say("with an environment that has torch: make demo PYTHON=/path/to/its/bin/python")
         free = shutil.disk_usage(ROOT).free / 1e9

@@ -2,7 +2,8 @@
 
     python data_peer.py TASK LOADER WORKERS DIRECTORY
 
-Tasks: tokens, images, parquet, resume, handover. Loaders: argosy, torch, stateful, grain.
+Tasks: tokens, images, parquet, resume, handover.
+Loaders: argosy, torch, stateful, grain, mosaic (which first writes its own shards).
 """
 
 import sys
@@ -151,6 +152,26 @@ def grain_loader(task: str, workers: int, directory: Path) -> Any:
     return iterable
 
 
+def mosaic_loader(task: str, workers: int, directory: Path) -> Any:
+    from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+    class Rows(StreamingDataset):
+        """Tokens are stored as they are in the file."""
+
+        def __getitem__(self, index: Any) -> Any:
+            row = super().__getitem__(index)["x"]
+            return row if task == "images" else (row[:-1].astype(np.int64), row[1:].astype(np.int64))
+
+    source, shards = source_of(task, directory), directory / f"mosaic-{task}"
+    if not shards.exists():
+        with MDSWriter(out=str(shards), columns={"x": "ndarray"}) as out:
+            for index in range(min(len(source), 16_384)):
+                sample = source[index]
+                out.write({"x": np.append(sample[0], sample[1][-1]).astype(np.uint16) if task == "tokens" else sample})
+    data = Rows(local=str(shards), shuffle=True, batch_size=BATCH)
+    return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
+
+
 def touch(batch: Any) -> None:
     """Read a word of every page, as a training would."""
     if isinstance(batch, dict):
@@ -171,6 +192,8 @@ def main() -> None:
         loader = argosy_loader(task, workers, directory)
     elif name == "grain":
         loader = grain_loader(task, workers, directory)
+    elif name == "mosaic":
+        loader = mosaic_loader(task, workers, directory)
     else:
         loader = torch_loader(task, workers, directory, stateful=name == "stateful")
     if task == "resume":

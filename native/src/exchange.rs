@@ -1,18 +1,22 @@
-//! Collective operations through the buffers of a shared segment. No Python in here.
+//! Collective operations through the slots of a shared segment. No Python in here.
 //!
-//! Every operation is a row of stages with an arrival of all ranks after each. In stage s a rank fills its buffer
-//! s mod 3 with piece s, works on what the others filled in stage s - 1, and takes what was made of stage s - 2:
-//! three buffers are enough for one arrival per piece, also from one operation to the next.
+//! An operation is one arrival of all ranks, before which each has filled its window of slots, and after which
+//! pieces flow: a rank fills slots whose piece all have taken, makes its share of a piece that all have filled,
+//! and takes what all have made. Nobody waits while there is anything to do, so a rank that gets a core uses it.
+//!
+//! E1  An operation that fits the window and makes nothing (barrier, vote) ends with its arrival: all or none.
+//! E2  Operations use two windows in turn: who has passed an arrival knows that the one before it is over.
 
+use crate::copies::{copy, copy_past_cache};
 use crate::reduce::{reduce, width, Operation};
-use crate::segment::{Broken, Segment, HEAD_BYTES};
-use std::ptr::copy;
-use std::time::Instant;
+use crate::segment::{reached, Broken, Counter, Patience, Segment, HEAD_BYTES};
 
 /// Bytes of a head that must be the same on all ranks.
 const CHECKED_BYTES: usize = 32;
-/// Up to here every rank reduces all of it, and there is one arrival instead of three.
+/// Up to here every rank reduces all of it, which saves a wait.
 const SMALL_BYTES: usize = 16 << 10;
+/// From here on a result does not fit the caches.
+const LARGE_BYTES: usize = 8 << 20;
 const LINE: usize = 64;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -33,8 +37,26 @@ pub struct Exchange<'a, I: FnMut() -> bool> {
     operation: Operation,
     sends: &'a [Part],
     receives: &'a [Part],
-    deadline: Option<Instant>,
-    interrupted: I,
+    patience: Patience<I>,
+    stage: u32,
+    /// Bytes of a piece that goes to one rank, or to all.
+    room: usize,
+    large: bool,
+}
+
+/// How far a rank is with the pieces of an operation.
+struct Flow {
+    base: u32,
+    count: usize,
+    window: usize,
+    makes: bool,
+    filled: usize,
+    made: usize,
+    taken: usize,
+    all_filled: usize,
+    all_made: usize,
+    all_taken: usize,
+    untold: usize,
 }
 
 impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
@@ -43,8 +65,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         segment: Segment,
         head: &[u8],
         (sends, receives): (&'a [Part], &'a [Part]),
-        deadline: Option<Instant>,
-        interrupted: I,
+        patience: Patience<I>,
     ) -> Option<Self> {
         const KINDS: [Kind; 5] =
             [Kind::AllReduce, Kind::ReduceScatter, Kind::AllToAll, Kind::AllGather, Kind::Broadcast];
@@ -58,8 +79,11 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         if reduces && width(head[1]).is_none() {
             return None;
         }
-        let element = head[1];
-        Some(Exchange { segment, kind, element, operation, sends, receives, deadline, interrupted })
+        let apart = kind == Kind::AllToAll || kind == Kind::ReduceScatter;
+        let room = if apart { segment.slot / segment.size / LINE * LINE } else { segment.slot };
+        let large = receives.iter().map(|part| part.1).sum::<usize>() >= LARGE_BYTES;
+        let (element, stage) = (head[1], segment.stage(segment.rank));
+        Some(Exchange { segment, kind, element, operation, sends, receives, patience, stage, room, large })
     }
 
     /// # Safety
@@ -68,17 +92,23 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         if self.segment.is_aborted() {
             return Err(Broken::Aborted);
         }
-        let first = self.segment.stage(self.segment.rank);
-        self.describe(head, first);
-        match self.kind {
-            Kind::AllReduce => self.all_reduce(first),
-            Kind::Broadcast => self.broadcast(first),
-            _ => self.move_parts(first),
+        self.describe(head);
+        let window = self.window();
+        for index in 0..window.min(self.longest_given().div_ceil(self.room)) {
+            self.fill(index);
         }
+        self.segment.arrive(self.stage, &mut self.patience)?;
+        let longest = self.agree()?;
+        if self.is_small(longest) {
+            self.reduce_all(longest);
+            return Ok(());
+        }
+        let count = longest.div_ceil(self.room);
+        self.flow(Flow::new(&self.segment, count, window, self.kind == Kind::AllReduce))
     }
 
-    unsafe fn describe(&self, head: &[u8], stage: u32) {
-        let at = self.segment.head(self.segment.rank, stage);
+    unsafe fn describe(&self, head: &[u8]) {
+        let at = self.segment.head(self.segment.rank, self.stage);
         copy(head.as_ptr(), at, HEAD_BYTES);
         let lengths: *mut u64 = at.add(HEAD_BYTES).cast();
         let size = self.segment.size;
@@ -87,26 +117,26 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
             lengths.add(index).write(self.sends[part].1 as u64);
             lengths.add(size + index).write(self.receives[part].1 as u64);
         }
-        self.segment.note_head(stage);
+        self.segment.note_head(self.stage);
     }
 
-    unsafe fn length(&self, rank: usize, stage: u32, index: usize) -> u64 {
-        let lengths: *const u64 = self.segment.head(rank, stage).add(HEAD_BYTES).cast();
+    unsafe fn length(&self, rank: usize, index: usize) -> u64 {
+        let lengths: *const u64 = self.segment.head(rank, self.stage).add(HEAD_BYTES).cast();
         lengths.add(index).read()
     }
 
     /// The longest part of any rank, or the finding, the same on all ranks, that they do not want the same.
-    unsafe fn agree(&self, stage: u32) -> Result<usize, Broken> {
+    unsafe fn agree(&self) -> Result<usize, Broken> {
         let size = self.segment.size;
-        let checked = |rank| std::slice::from_raw_parts(self.segment.head(rank, stage), CHECKED_BYTES);
+        let checked = |rank| std::slice::from_raw_parts(self.segment.head(rank, self.stage), CHECKED_BYTES);
         let mut longest = 0;
         for rank in 0..size {
             if checked(rank) != checked(0) {
                 return Err(Broken::Mismatch);
             }
             for other in 0..size {
-                let sent = self.length(rank, stage, other);
-                if sent != self.length(other, stage, size + rank) {
+                let sent = self.length(rank, other);
+                if sent != self.length(other, size + rank) {
                     return Err(Broken::Mismatch);
                 }
                 longest = longest.max(sent);
@@ -115,8 +145,62 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         Ok(longest as usize)
     }
 
-    fn arrive(&mut self, stage: u32) -> Result<(), Broken> {
-        self.segment.arrive(stage, self.deadline, &mut self.interrupted)
+    /// How many pieces may be filled and not taken: a broadcast uses the slots of all ranks, which are idle.
+    fn window(&self) -> usize {
+        self.segment.window * if self.kind == Kind::Broadcast { self.segment.size } else { 1 }
+    }
+
+    fn longest_given(&self) -> usize {
+        self.sends.iter().map(|part| part.1).max().unwrap_or(0)
+    }
+
+    fn is_small(&self, bytes: usize) -> bool {
+        self.kind == Kind::AllReduce && bytes <= SMALL_BYTES.min(self.segment.slot)
+    }
+
+    unsafe fn reduce_all(&self, bytes: usize) {
+        let filled = |rank| self.segment.slot_of(rank, self.stage, 0) as *const u8;
+        let sources: Vec<*const u8> = (0..self.segment.size).map(filled).collect();
+        reduce(self.element, self.operation, &sources, self.receives[0].0 as *mut u8, bytes);
+    }
+
+    unsafe fn flow(&mut self, mut flow: Flow) -> Result<(), Broken> {
+        if self.longest_given() == 0 {
+            flow.filled = flow.count;
+        }
+        if self.receives.iter().all(|part| part.1 == 0) {
+            flow.taken = flow.count;
+        }
+        flow.publish(&self.segment);
+        flow.tell(&self.segment);
+        loop {
+            if flow.can_take() {
+                self.take(flow.taken);
+                flow.taken += 1;
+            } else if flow.can_make() {
+                self.make(flow.made);
+                flow.made += 1;
+            } else if flow.can_fill() {
+                self.fill(flow.filled);
+                flow.filled += 1;
+            } else if flow.look(&self.segment) {
+                continue;
+            } else {
+                flow.tell(&self.segment);
+                if flow.is_over() {
+                    return Ok(());
+                }
+                let segment = &self.segment;
+                segment.wait(|| flow.can_go_on(segment), &mut self.patience)?;
+                continue;
+            }
+            flow.publish(&self.segment);
+            flow.untold += 1;
+            // Sleepers are woken for a part of a window, or when this rank stops: not for every piece.
+            if flow.untold > self.segment.window {
+                flow.tell(&self.segment);
+            }
+        }
     }
 
     /// Where rank `index` works in a piece of `bytes` bytes.
@@ -126,164 +210,176 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         (from, (from + step).min(bytes) - from)
     }
 
-    unsafe fn all_reduce(&mut self, first: u32) -> Result<(), Broken> {
-        let (data, bytes) = (self.sends[0].0 as *mut u8, self.sends[0].1);
-        let out = self.receives[0].0 as *mut u8;
+    unsafe fn fill(&self, index: usize) {
         let (rank, size) = (self.segment.rank, self.segment.size);
-        if bytes <= SMALL_BYTES.min(self.segment.chunk) {
-            copy(data, self.segment.buffer(rank, first), bytes);
-            self.arrive(first)?;
-            self.agree(first)?;
-            let sources: Vec<*const u8> =
-                (0..size).map(|r| self.segment.buffer(r, first) as *const u8).collect();
-            reduce(self.element, self.operation, &sources, out, bytes);
-            return Ok(());
-        }
-        let chunk = self.segment.chunk;
-        let count = bytes.div_ceil(chunk);
-        let piece = |index: usize| (index * chunk, chunk.min(bytes - index * chunk));
-        let mut sources = vec![std::ptr::null::<u8>(); size];
-        for step in 0..count + 2 {
-            let stage = first.wrapping_add(step as u32);
-            if step < count {
-                let (at, length) = piece(step);
-                let (from, own) = self.share(rank, length);
-                let buffer = self.segment.buffer(rank, stage);
-                // Its own share a rank reads from the tensor itself.
-                copy(data.add(at), buffer, from);
-                copy(data.add(at + from + own), buffer.add(from + own), length - from - own);
-            }
-            if step >= 1 && step <= count {
-                let (at, length) = piece(step - 1);
-                let (from, own) = self.share(rank, length);
-                for (other, source) in sources.iter_mut().enumerate() {
-                    let filled = self.segment.buffer(other, stage.wrapping_sub(1));
-                    *source = if other == rank { data.add(at + from) } else { filled.add(from) };
-                }
-                let made = self.segment.buffer(rank, stage.wrapping_sub(1)).add(from);
-                reduce(self.element, self.operation, &sources, made, own);
-                copy(made, out.add(at + from), own);
-            }
-            if step >= 2 {
-                let (at, length) = piece(step - 2);
-                for other in (0..size).filter(|&other| other != rank) {
-                    let (from, theirs) = self.share(other, length);
-                    copy(
-                        self.segment.buffer(other, stage.wrapping_sub(2)).add(from),
-                        out.add(at + from),
-                        theirs,
-                    );
-                }
-            }
-            if step <= count {
-                self.arrive(stage)?;
-            }
-            if step == 0 {
-                self.agree(first)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The operations in which each part goes from one rank to one rank, or to all.
-    unsafe fn move_parts(&mut self, first: u32) -> Result<(), Broken> {
-        let (rank, size) = (self.segment.rank, self.segment.size);
-        let shared = self.kind == Kind::AllGather;
-        let room = if shared { self.segment.chunk } else { self.segment.chunk / size / LINE * LINE };
-        self.fill(first, 0, room);
-        self.arrive(first)?;
-        let longest = self.agree(first)?;
-        let count = longest.div_ceil(room);
-        for step in 1..=count {
-            let stage = first.wrapping_add(step as u32);
-            if step < count {
-                self.fill(stage, step, room);
-            }
-            if self.kind == Kind::ReduceScatter {
-                self.take_reduced(stage.wrapping_sub(1), step - 1, room);
-            } else {
-                for other in 0..size {
-                    let (to, bytes) = slice(self.receives[other], step - 1, room);
-                    let from = match other == rank {
-                        true => slice(self.sends[rank], step - 1, room).0 as *const u8,
-                        false => self.segment.buffer(other, stage.wrapping_sub(1)).add(if shared {
-                            0
-                        } else {
-                            rank * room
-                        }),
-                    };
-                    copy(from, to as *mut u8, bytes);
-                }
-            }
-            if step < count {
-                self.arrive(stage)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The root fills the buffers of all ranks, which are idle: fewer arrivals for as many bytes.
-    unsafe fn broadcast(&mut self, first: u32) -> Result<(), Broken> {
-        let (chunk, size) = (self.segment.chunk, self.segment.size);
+        let slot = self.segment.slot_of(rank, self.stage, index);
         let longest_of = |parts: &[Part]| parts.iter().copied().max_by_key(|part| part.1).unwrap_or((0, 0));
-        let (given, taken) = (longest_of(self.sends), longest_of(self.receives));
-        let fill = |segment: &Segment, stage: u32, step: usize| {
-            for index in 0..size {
-                let (from, bytes) = slice(given, step * size + index, chunk);
-                copy(from as *const u8, segment.buffer(index, stage), bytes);
+        match self.kind {
+            Kind::AllReduce => {
+                let (from, bytes) = slice(self.sends[0], index, self.room);
+                // Its own share a rank reads from the tensor itself.
+                let (at, own) =
+                    if self.is_small(self.sends[0].1) { (bytes, 0) } else { self.share(rank, bytes) };
+                copy(from as *const u8, slot, at);
+                copy((from + at + own) as *const u8, slot.add(at + own), bytes - at - own);
             }
-        };
-        fill(&self.segment, first, 0);
-        self.arrive(first)?;
-        let count = self.agree(first)?.div_ceil(chunk * size);
-        for step in 1..=count {
-            let stage = first.wrapping_add(step as u32);
-            if step < count {
-                fill(&self.segment, stage, step);
+            Kind::Broadcast => {
+                let (from, bytes) = slice(longest_of(self.sends), index, self.room);
+                copy(from as *const u8, self.segment.slot_of(index % size, self.stage, index / size), bytes);
             }
-            for index in 0..size {
-                let (to, bytes) = slice(taken, (step - 1) * size + index, chunk);
-                copy(self.segment.buffer(index, stage.wrapping_sub(1)), to as *mut u8, bytes);
+            Kind::AllGather => {
+                // What goes to one goes to all; a group of one sends nothing.
+                let others = self.sends.iter().enumerate().filter(|&(other, _)| other != rank);
+                if let Some(&part) = others.map(|(_, part)| part).max_by_key(|part| part.1) {
+                    let (from, bytes) = slice(part, index, self.room);
+                    copy(from as *const u8, slot, bytes);
+                }
             }
-            if step < count {
-                self.arrive(stage)?;
+            Kind::AllToAll | Kind::ReduceScatter => {
+                for other in (0..size).filter(|&other| other != rank) {
+                    let (from, bytes) = slice(self.sends[other], index, self.room);
+                    copy(from as *const u8, slot.add(other * self.room), bytes);
+                }
             }
-        }
-        Ok(())
-    }
-
-    unsafe fn fill(&self, stage: u32, step: usize, room: usize) {
-        let (rank, size) = (self.segment.rank, self.segment.size);
-        let buffer = self.segment.buffer(rank, stage);
-        if self.kind == Kind::AllGather {
-            // What goes to one goes to all; nothing is copied for a group of one, or by who only receives.
-            if let Some(&part) =
-                (0..size).filter(|&other| other != rank).map(|other| &self.sends[other]).max_by_key(|p| p.1)
-            {
-                let (from, bytes) = slice(part, step, room);
-                copy(from as *const u8, buffer, bytes);
-            }
-            return;
-        }
-        for other in (0..size).filter(|&other| other != rank) {
-            let (from, bytes) = slice(self.sends[other], step, room);
-            copy(from as *const u8, buffer.add(other * room), bytes);
         }
     }
 
-    unsafe fn take_reduced(&self, stage: u32, step: usize, room: usize) {
+    /// Reduce this rank's share of a piece.
+    unsafe fn make(&self, index: usize) {
+        let rank = self.segment.rank;
+        let (data, bytes) = slice(self.sends[0], index, self.room);
+        let (from, own) = self.share(rank, bytes);
+        let filled = |other| self.segment.slot_of(other, self.stage, index).add(from);
+        let source = |other| if other == rank { (data + from) as *const u8 } else { filled(other) };
+        let sources: Vec<*const u8> = (0..self.segment.size).map(source).collect();
+        reduce(self.element, self.operation, &sources, filled(rank), own);
+        let (out, _) = slice(self.receives[0], index, self.room);
+        self.deliver(filled(rank), (out + from) as *mut u8, own);
+    }
+
+    unsafe fn take(&self, index: usize) {
         let (rank, size) = (self.segment.rank, self.segment.size);
-        let (out, bytes) = slice(self.receives[rank], step, room);
-        let own = slice(self.sends[rank], step, room).0 as *const u8;
-        let source = |other: usize| self.segment.buffer(other, stage).add(rank * room) as *const u8;
-        let sources: Vec<*const u8> =
-            (0..size).map(|other| if other == rank { own } else { source(other) }).collect();
-        reduce(self.element, self.operation, &sources, out as *mut u8, bytes);
+        let slot = |other| self.segment.slot_of(other, self.stage, index) as *const u8;
+        match self.kind {
+            Kind::AllReduce => {
+                let (out, bytes) = slice(self.receives[0], index, self.room);
+                for other in (0..size).filter(|&other| other != rank) {
+                    let (from, theirs) = self.share(other, bytes);
+                    self.deliver(slot(other).add(from), (out + from) as *mut u8, theirs);
+                }
+            }
+            Kind::ReduceScatter => {
+                let (out, bytes) = slice(self.receives[rank], index, self.room);
+                let own = slice(self.sends[rank], index, self.room).0 as *const u8;
+                let source = |other| if other == rank { own } else { slot(other).add(rank * self.room) };
+                let sources: Vec<*const u8> = (0..size).map(source).collect();
+                reduce(self.element, self.operation, &sources, out as *mut u8, bytes);
+            }
+            Kind::Broadcast => {
+                let taken = self.receives.iter().copied().max_by_key(|part| part.1).unwrap_or((0, 0));
+                let (to, bytes) = slice(taken, index, self.room);
+                let from = self.segment.slot_of(index % size, self.stage, index / size);
+                self.deliver(from, to as *mut u8, bytes);
+            }
+            Kind::AllGather | Kind::AllToAll => {
+                let place = if self.kind == Kind::AllToAll { rank * self.room } else { 0 };
+                for other in 0..size {
+                    let (to, bytes) = slice(self.receives[other], index, self.room);
+                    let own = slice(self.sends[rank], index, self.room).0 as *const u8;
+                    let from = if other == rank { own } else { slot(other).add(place) };
+                    self.deliver(from, to as *mut u8, bytes);
+                }
+            }
+        }
+    }
+
+    unsafe fn deliver(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        if self.large {
+            copy_past_cache(from, to, bytes);
+        } else {
+            copy(from, to, bytes);
+        }
     }
 }
 
-/// Piece `step` of a part that is moved `room` bytes at a time.
-fn slice((address, bytes): Part, step: usize, room: usize) -> Part {
-    let from = (step * room).min(bytes);
+impl Flow {
+    /// After the arrival: all windows are filled.
+    fn new(segment: &Segment, count: usize, window: usize, makes: bool) -> Self {
+        let filled = count.min(window);
+        Flow {
+            base: segment.count(segment.rank, Counter::Taken),
+            count,
+            window,
+            makes,
+            filled,
+            made: 0,
+            taken: 0,
+            all_filled: filled,
+            all_made: 0,
+            all_taken: 0,
+            untold: 0,
+        }
+    }
+
+    fn can_fill(&self) -> bool {
+        self.filled < self.count && self.filled < self.all_taken + self.window
+    }
+
+    fn can_make(&self) -> bool {
+        self.makes && self.made < self.all_filled
+    }
+
+    fn can_take(&self) -> bool {
+        self.taken < if self.makes { self.all_made } else { self.all_filled }
+    }
+
+    fn is_over(&self) -> bool {
+        self.filled == self.count && self.taken == self.count && (!self.makes || self.made == self.count)
+    }
+
+    /// What all ranks have done at least; ranks that need no counter count as ready.
+    fn least(&self, segment: &Segment, counter: Counter, known: usize) -> usize {
+        let of = |rank| segment.count(rank, counter).wrapping_sub(self.base) as i32;
+        known.max((0..segment.size).map(of).min().unwrap_or(0).max(0) as usize)
+    }
+
+    /// Read again how far the others are; true if this rank can do something now.
+    fn look(&mut self, segment: &Segment) -> bool {
+        self.all_filled = self.least(segment, Counter::Filled, self.all_filled);
+        self.all_taken = self.least(segment, Counter::Taken, self.all_taken);
+        if self.makes {
+            self.all_made = self.least(segment, Counter::Made, self.all_made);
+        }
+        self.can_take() || self.can_make() || self.can_fill()
+    }
+
+    fn can_go_on(&self, segment: &Segment) -> bool {
+        let behind = |counter, mine: usize| {
+            let next = self.base.wrapping_add(mine as u32 + 1);
+            (0..segment.size).all(|rank| reached(segment.count(rank, counter), next))
+        };
+        let source = if self.makes { Counter::Made } else { Counter::Filled };
+        let free = |filled: usize| self.filled < self.count && behind(Counter::Taken, filled - self.window);
+        (self.taken < self.count && behind(source, self.taken))
+            || (self.makes && self.made < self.count && behind(Counter::Filled, self.made))
+            || free(self.filled)
+    }
+
+    fn publish(&self, segment: &Segment) {
+        let at = |done: usize| self.base.wrapping_add(done as u32);
+        segment.set_count(Counter::Filled, at(self.filled));
+        segment.set_count(Counter::Made, at(if self.makes { self.made } else { self.taken }));
+        segment.set_count(Counter::Taken, at(self.taken));
+    }
+
+    fn tell(&mut self, segment: &Segment) {
+        self.untold = 0;
+        segment.ring();
+    }
+}
+
+/// Piece `index` of a part that is moved `room` bytes at a time.
+fn slice((address, bytes): Part, index: usize, room: usize) -> Part {
+    let from = (index * room).min(bytes);
     (address + from, room.min(bytes - from))
 }

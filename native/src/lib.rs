@@ -2,6 +2,7 @@
 //!
 //! Each function has a Python reference of the same signature in `argosy._reference`.
 
+mod copies;
 mod digest;
 mod exchange;
 mod files;
@@ -122,13 +123,16 @@ fn run_collective(
         Duration::try_from_secs_f64(timeout_s).ok().and_then(|time| Instant::now().checked_add(time));
     let mut failure: Option<PyErr> = None;
     let outcome = py.detach(|| {
+        // Signals are the main thread's, and no other may wait for the GIL while its peers wait for it.
+        let is_main = syscalls::is_main_thread();
         let interrupted = || {
-            failure = Python::attach(|py| py.check_signals()).err();
+            failure = if is_main { Python::attach(|py| py.check_signals()).err() } else { None };
             failure.is_some()
         };
+        let patience = segment::Patience { deadline, interrupted };
         // SAFETY: the caller holds the mapping and the tensors until the call returns.
         let mapped = unsafe { segment::Segment::at(segment, rank) };
-        let exchange = exchange::Exchange::new(mapped, head, (&sends, &receives), deadline, interrupted);
+        let exchange = exchange::Exchange::new(mapped, head, (&sends, &receives), patience);
         // SAFETY: as above.
         exchange.map(|mut exchange| unsafe { exchange.run(head) })
     });
@@ -142,6 +146,13 @@ fn run_collective(
     }
 }
 
+/// Break every wait in a segment, now and later, for the reason `code`; false if it was broken before.
+#[pyfunction]
+fn abort_segment(segment: usize, code: u32) -> bool {
+    // SAFETY: the caller holds the mapping.
+    unsafe { segment::Segment::at(segment, 0) }.abort(code)
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(punch_hole, module)?)?;
@@ -150,5 +161,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(write_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
+    module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
     Ok(())
 }

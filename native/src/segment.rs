@@ -1,21 +1,28 @@
 //! The shared segment of a process group: where its words are, and how ranks wait for each other in it.
 //!
-//! `argosy._exchange` has the same layout in Python. No Python in here.
+//! `argosy.collective.segment` and `argosy._exchange` have the same layout in Python. No Python in here.
+//!
+//! S1  The word of arrivals also holds the abort: after an abort nobody arrives any more, so all survivors see
+//!     the same end of a stage.
 
-use std::sync::atomic::{fence, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-const ABORT_AT: usize = 64;
+const STATE_AT: usize = 64;
 const BELL_AT: usize = 128;
+const SLEEPERS_AT: usize = 192;
 const FIRST_AT: usize = 4096;
+const COUNTERS_AT: usize = 128;
 const LAST_HEAD_AT: usize = 192;
 const HEADS_AT: usize = 256;
 pub const HEAD_BYTES: usize = 128;
-/// A waiter sleeps no longer than this before it reads the abort word again.
+pub const ABORT_DEADLINE: u32 = 0xFFFF_FFFE;
+pub const ABORT_ELSEWHERE: u32 = 0xFFFF_FFFF;
+/// A waiter sleeps no longer than this before it reads the abort again.
 const SLEEP: Duration = Duration::from_millis(20);
 const YIELDS: usize = 12;
 
-/// How a wait ended other than by everybody's arrival.
+/// How a wait ended other than by what was waited for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Broken {
     Aborted = 1,
@@ -24,15 +31,35 @@ pub enum Broken {
     Interrupted = 4,
 }
 
+/// What a rank counts of the pieces that it moved since the segment was made, modulo 2^32.
+#[derive(Clone, Copy)]
+pub enum Counter {
+    Filled,
+    Made,
+    Taken,
+}
+
+/// Until when to wait, and whom to ask meanwhile whether to go on.
+pub struct Patience<I: FnMut() -> bool> {
+    pub deadline: Option<Instant>,
+    pub interrupted: I,
+}
+
 /// One rank's view of a mapped segment.
 pub struct Segment {
     address: usize,
     pub size: usize,
     pub rank: usize,
-    /// Bytes of each of the three buffers of a rank.
-    pub chunk: usize,
+    /// Bytes of a slot, and how many slots a rank has for one operation; the next one uses as many others.
+    pub slot: usize,
+    pub window: usize,
     stride: usize,
     head_stride: usize,
+}
+
+/// Whether the count `value` has reached `target`, modulo 2^32.
+pub fn reached(value: u32, target: u32) -> bool {
+    value.wrapping_sub(target) as i32 >= 0
 }
 
 impl Segment {
@@ -44,7 +71,8 @@ impl Segment {
             address,
             size: word(8),
             rank,
-            chunk: word(12),
+            slot: word(12),
+            window: word(32),
             stride: *((address + 16) as *const u64) as usize,
             head_stride: word(24),
         }
@@ -53,6 +81,12 @@ impl Segment {
     fn word(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: the mapping outlives `self`, offsets of words are multiples of 4 inside it.
         unsafe { &*((self.address + offset) as *const AtomicU32) }
+    }
+
+    /// Arrivals of all ranks in the low half, the reason of the abort in the high one.
+    fn state(&self) -> &AtomicU64 {
+        // SAFETY: as above; a multiple of 8.
+        unsafe { &*((self.address + STATE_AT) as *const AtomicU64) }
     }
 
     fn region(&self, rank: usize) -> usize {
@@ -64,78 +98,121 @@ impl Segment {
         self.word(self.region(rank)).load(SeqCst)
     }
 
-    /// The buffer of `rank` that is filled in `stage`.
-    pub fn buffer(&self, rank: usize, stage: u32) -> *mut u8 {
-        let heads = (HEADS_AT + 3 * self.head_stride).next_multiple_of(4096);
-        (self.address + self.region(rank) + heads + (stage % 3) as usize * self.chunk) as *mut u8
+    /// Slot `index` of `rank` for the operation of `stage`. Two operations in a row share none.
+    pub fn slot_of(&self, rank: usize, stage: u32, index: usize) -> *mut u8 {
+        let heads = (HEADS_AT + 2 * self.head_stride).next_multiple_of(4096);
+        let place = (stage % 2) as usize * self.window + index % self.window;
+        (self.address + self.region(rank) + heads + place * self.slot) as *mut u8
     }
 
     /// The description of what `rank` wants in `stage`: head, then lengths of what it sends and receives.
     pub fn head(&self, rank: usize, stage: u32) -> *mut u8 {
-        (self.address + self.region(rank) + HEADS_AT + (stage % 3) as usize * self.head_stride) as *mut u8
+        (self.address + self.region(rank) + HEADS_AT + (stage % 2) as usize * self.head_stride) as *mut u8
     }
 
     /// Say which head is the newest, for those who explain a hang.
     pub fn note_head(&self, stage: u32) {
-        self.word(self.region(self.rank) + LAST_HEAD_AT).store(stage % 3, SeqCst);
+        self.word(self.region(self.rank) + LAST_HEAD_AT).store(stage % 2, SeqCst);
+    }
+
+    pub fn count(&self, rank: usize, counter: Counter) -> u32 {
+        self.word(self.region(rank) + COUNTERS_AT + 4 * counter as usize).load(SeqCst)
+    }
+
+    pub fn set_count(&self, counter: Counter, value: u32) {
+        self.word(self.region(self.rank) + COUNTERS_AT + 4 * counter as usize).store(value, SeqCst);
     }
 
     pub fn is_aborted(&self) -> bool {
-        self.word(ABORT_AT).load(SeqCst) != 0
+        self.state().load(SeqCst) >> 32 != 0
     }
 
-    fn all_arrived(&self, stage: u32) -> bool {
-        (0..self.size).all(|rank| self.stage(rank).wrapping_sub(stage) as i32 >= 0)
+    /// Break every wait in the segment, now and later. The first reason stays: true if it is this one.
+    pub fn abort(&self, code: u32) -> bool {
+        let put = |state: u64| (state >> 32 == 0).then_some(state | (code as u64) << 32);
+        let won = self.state().fetch_update(SeqCst, SeqCst, put).is_ok();
+        self.word(BELL_AT).fetch_add(1, SeqCst);
+        wake_all(self.word(BELL_AT));
+        won
+    }
+
+    /// Wake those who sleep, to look at what has changed.
+    pub fn ring(&self) {
+        fence(SeqCst);
+        if self.word(SLEEPERS_AT).load(SeqCst) != 0 {
+            self.word(BELL_AT).fetch_add(1, SeqCst);
+            wake_all(self.word(BELL_AT));
+        }
     }
 
     /// Arrive at the end of `stage` and wait until all ranks did.
-    ///
-    /// An arrival of all counts more than an abort: so all survivors see the same end of an operation.
-    pub fn arrive(
-        &self,
-        stage: u32,
-        deadline: Option<Instant>,
-        mut interrupted: impl FnMut() -> bool,
-    ) -> Result<(), Broken> {
+    pub fn arrive<I: FnMut() -> bool>(&self, stage: u32, patience: &mut Patience<I>) -> Result<(), Broken> {
         let next = stage.wrapping_add(1);
+        let all = next.wrapping_mul(self.size as u32);
+        let add = |state: u64| (state >> 32 == 0).then(|| (state as u32).wrapping_add(1) as u64);
+        self.state().fetch_update(SeqCst, SeqCst, add).map_err(|_| Broken::Aborted)?;
         self.word(self.region(self.rank)).store(next, SeqCst);
-        fence(SeqCst);
-        let bell = self.word(BELL_AT);
-        if self.all_arrived(next) {
-            bell.store(next, SeqCst);
-            wake_all(bell);
+        let complete = || reached(self.state().load(SeqCst) as u32, all);
+        if complete() {
+            self.ring();
             return Ok(());
         }
+        self.wait(complete, patience)
+    }
+
+    /// Wait until `done`, which counts more than an abort.
+    pub fn wait<I: FnMut() -> bool>(
+        &self,
+        done: impl Fn() -> bool,
+        patience: &mut Patience<I>,
+    ) -> Result<(), Broken> {
         for _ in 0..YIELDS {
             // SAFETY: takes nothing, only gives up the core.
             unsafe { libc::sched_yield() };
-            if self.all_arrived(next) {
+            if done() {
                 return Ok(());
             }
         }
-        let mut sleeps = 0;
-        loop {
+        self.word(SLEEPERS_AT).fetch_add(1, SeqCst);
+        let end = self.sleep_until(done, patience);
+        self.word(SLEEPERS_AT).fetch_sub(1, SeqCst);
+        end
+    }
+
+    fn sleep_until<I: FnMut() -> bool>(
+        &self,
+        done: impl Fn() -> bool,
+        patience: &mut Patience<I>,
+    ) -> Result<(), Broken> {
+        let bell = self.word(BELL_AT);
+        for sleeps in 1.. {
             let heard = bell.load(SeqCst);
-            if self.all_arrived(next) {
+            if done() {
                 return Ok(());
             }
             if self.is_aborted() {
-                return if self.all_arrived(next) { Ok(()) } else { Err(Broken::Aborted) };
+                return if done() { Ok(()) } else { Err(Broken::Aborted) };
             }
-            let mut sleep = SLEEP;
-            if let Some(deadline) = deadline {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(Broken::Deadline);
+            let left = patience.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            // Who gives up ends the stage for all: one that arrives after that is told, too.
+            let gives_up = match left {
+                Some(left) if left.is_zero() => Some((ABORT_DEADLINE, Broken::Deadline)),
+                _ if sleeps % 8 == 0 && (patience.interrupted)() => {
+                    Some((ABORT_ELSEWHERE, Broken::Interrupted))
                 }
-                sleep = sleep.min(left);
+                _ => None,
+            };
+            if let Some((code, broken)) = gives_up {
+                let won = self.abort(code);
+                return match broken {
+                    Broken::Deadline if done() => Ok(()),
+                    Broken::Deadline if !won => Err(Broken::Aborted),
+                    _ => Err(broken),
+                };
             }
-            wait_on(bell, heard, sleep);
-            sleeps += 1;
-            if sleeps % 8 == 0 && interrupted() {
-                return Err(Broken::Interrupted);
-            }
+            wait_on(bell, heard, SLEEP.min(left.unwrap_or(SLEEP)));
         }
+        unreachable!()
     }
 }
 

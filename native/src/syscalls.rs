@@ -48,3 +48,8 @@ pub fn pidfd_exit_status(pidfd: i32) -> Result<Option<i32>> {
         _ => Err(error),
     }
 }
+
+pub fn is_main_thread() -> bool {
+    // SAFETY: both take nothing and cannot fail.
+    unsafe { libc::gettid() == libc::getpid() }
+}

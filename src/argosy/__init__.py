@@ -14,18 +14,40 @@ if TYPE_CHECKING:
     from argosy.core import ConfigError as ConfigError
     from argosy.core import DeadlinePassed as DeadlinePassed
     from argosy.core import PeerLost as PeerLost
+    from argosy.fabric import RemoteError as RemoteError
+    from argosy.fabric import here as here
+    from argosy.process import Answers as Answers
+    from argosy.process import Cluster as Cluster
+    from argosy.process import LogLine as LogLine
+    from argosy.process import Mesh as Mesh
     from argosy.process import Restart as Restart
+    from argosy.process import Tcp as Tcp
+    from argosy.process import connect as connect
+    from argosy.process import endpoint as endpoint
+    from argosy.process import local as local
+    from argosy.process import serve as serve
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Answers": "argosy.process",
     "ArgosyError": "argosy.core",
+    "Cluster": "argosy.process",
     "ConfigError": "argosy.core",
     "CorruptShard": "argosy.checkpoint",
     "DeadlinePassed": "argosy.core",
+    "LogLine": "argosy.process",
+    "Mesh": "argosy.process",
     "PeerLost": "argosy.core",
+    "RemoteError": "argosy.fabric",
     "Restart": "argosy.process",
+    "Tcp": "argosy.process",
+    "connect": "argosy.process",
+    "endpoint": "argosy.process",
+    "here": "argosy.fabric",
+    "local": "argosy.process",
     "restore": "argosy.checkpoint",
+    "serve": "argosy.process",
 }
 
 __getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

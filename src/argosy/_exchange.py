@@ -1,20 +1,25 @@
 """Collective operations through a shared segment, in Python: what the Rust engine is compared with.
 
-The layout and the stages are those of native/src/segment.rs and exchange.rs; it waits by polling. Torch is
-imported when a reduction is asked for, because numpy has no bfloat16.
+The layout and the counters are those of native/src/segment.rs and exchange.rs; it waits by polling, and moves one
+piece after the other. Torch is imported when a reduction is asked for, because numpy has no bfloat16.
 """
 
 import ctypes
+import errno
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-ABORT_AT, BELL_AT, FIRST_AT = 64, 128, 4096
-LAST_HEAD_AT, HEADS_AT, HEAD_BYTES, CHECKED_BYTES = 192, 256, 128, 32
+STATE_AT, FIRST_AT = 64, 4096
+COUNTERS_AT, LAST_HEAD_AT, HEADS_AT, HEAD_BYTES, CHECKED_BYTES = 128, 192, 256, 128, 32
 ABORTED, MISMATCH, DEADLINE = 1, 2, 3
+ABORT_DEADLINE = 0xFFFFFFFE
 
 _ALL_REDUCE, _REDUCE_SCATTER, _, _ALL_GATHER, _BROADCAST = range(5)
 _SHARED = (_ALL_GATHER, _BROADCAST)  # what goes to one goes to all
+_FILLED, _MADE, _TAKEN = range(3)
 _WIDTHS = (4, 8, 2, 2, 1, 1, 4, 8)
 _LINE = 64
 _POLL_S = 0.0002
@@ -31,10 +36,10 @@ class Segment:
 
     def __init__(self, address: int, rank: int) -> None:
         self.address, self.rank = address, rank
-        self.size, self.chunk = self._word(8).value, self._word(12).value
+        self.size, self.slot, self.window = self._word(8).value, self._word(12).value, self._word(32).value
         self._stride = ctypes.c_uint64.from_address(address + 16).value
         self._head_stride = self._word(24).value
-        self._stages = [self._word(self._region(index)) for index in range(self.size)]
+        self._state = ctypes.c_uint64.from_address(address + STATE_AT)
 
     def _word(self, offset: int) -> ctypes.c_uint32:
         return ctypes.c_uint32.from_address(self.address + offset)
@@ -43,35 +48,69 @@ class Segment:
         return FIRST_AT + rank * self._stride
 
     def stage(self) -> int:
-        return self._stages[self.rank].value
+        return self._word(self._region(self.rank)).value
 
-    def buffer(self, rank: int, stage: int) -> int:
-        heads = -(-(HEADS_AT + 3 * self._head_stride) // 4096) * 4096
-        return self.address + self._region(rank) + heads + stage % 3 * self.chunk
+    def slot_of(self, rank: int, stage: int, index: int) -> int:
+        heads = -(-(HEADS_AT + 2 * self._head_stride) // 4096) * 4096
+        place = stage % 2 * self.window + index % self.window
+        return self.address + self._region(rank) + heads + place * self.slot
 
     def head(self, rank: int, stage: int) -> int:
-        return self.address + self._region(rank) + HEADS_AT + stage % 3 * self._head_stride
+        return self.address + self._region(rank) + HEADS_AT + stage % 2 * self._head_stride
 
     def note_head(self, stage: int) -> None:
-        self._word(self._region(self.rank) + LAST_HEAD_AT).value = stage % 3
+        self._word(self._region(self.rank) + LAST_HEAD_AT).value = stage % 2
+
+    def counter(self, rank: int, which: int) -> ctypes.c_uint32:
+        return self._word(self._region(rank) + COUNTERS_AT + 4 * which)
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Hold what only one process can, and loses when it dies: an address named after the segment."""
+        name = b"\0argosy-segment-" + ctypes.string_at(self.address + 40, 16)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+            while True:
+                try:
+                    lock.bind(name)
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    time.sleep(_POLL_S)
+            yield
 
     def is_aborted(self) -> bool:
-        return self._word(ABORT_AT).value != 0
+        return self._state.value >> 32 != 0
 
-    def _all_arrived(self, stage: int) -> bool:
-        return all((word.value - stage) & 0xFFFFFFFF < 0x80000000 for word in self._stages)
+    def abort(self, code: int) -> bool:
+        with self._alone():
+            if self.is_aborted():
+                return False
+            self._state.value |= code << 32
+            return True
 
     def arrive(self, stage: int, deadline: float) -> None:
-        """Arrive at the end of `stage` and wait until all ranks did; an arrival of all beats an abort."""
+        """Arrive at the end of `stage` and wait until all ranks did; nobody arrives after an abort."""
         after = (stage + 1) & 0xFFFFFFFF
-        self._stages[self.rank].value = after
-        while not self._all_arrived(after):
+        with self._alone():
             if self.is_aborted():
-                if self._all_arrived(after):
+                raise Broken(ABORTED)
+            self._state.value = (self._state.value + 1) & 0xFFFFFFFF
+        self._word(self._region(self.rank)).value = after
+        self.wait(lambda: _reached(self._state.value, after * self.size), deadline)
+
+    def wait(self, done: Callable[[], bool], deadline: float) -> None:
+        """Wait until `done`, which counts more than an abort."""
+        while not done():
+            if self.is_aborted():
+                if done():
                     return
                 raise Broken(ABORTED)
             if time.monotonic() > deadline:
-                raise Broken(DEADLINE)
+                won = self.abort(ABORT_DEADLINE)
+                if done():
+                    return
+                raise Broken(DEADLINE if won else ABORTED)
             time.sleep(_POLL_S)
 
 
@@ -84,29 +123,52 @@ class Exchange:
         self.segment, self.head, self.deadline = segment, head, deadline
         self.kind, self.element, self.operation = head[:3]
         self.sends, self.receives = sends, receives
+        self.stage = segment.stage()
+        apart = self.kind not in (_ALL_REDUCE, *_SHARED)
+        self.room = segment.slot // segment.size // _LINE * _LINE if apart else segment.slot
 
     def run(self) -> None:
-        if self.segment.is_aborted():
+        segment = self.segment
+        if segment.is_aborted():
             raise Broken(ABORTED)
-        first = self.segment.stage()
-        self._describe(first)
-        if self.kind == _ALL_REDUCE:
-            self._all_reduce(first)
-        else:
-            self._move_parts(first)
+        self._describe()
+        given = max(part[1] for part in self.sends)
+        for index in range(min(segment.window, -(-given // self.room))):
+            self._fill(index)
+        segment.arrive(self.stage, self.deadline)
+        self._flow(-(-self._agree() // self.room))
 
-    def _describe(self, stage: int) -> None:
-        size, at = self.segment.size, self.segment.head(self.segment.rank, stage)
+    def _flow(self, count: int) -> None:
+        """Take piece after piece, and fill its slot again when all have taken it."""
+        segment = self.segment
+        base = segment.counter(segment.rank, _TAKEN).value
+        for index in range(count):
+            if index >= segment.window:
+                self._await(_TAKEN, base + index - segment.window + 1)
+                self._fill(index)
+            segment.counter(segment.rank, _FILLED).value = base + index + 1
+            if index >= segment.window:
+                self._await(_FILLED, base + index + 1)
+            self._take(index)
+            for counter in (_MADE, _TAKEN):
+                segment.counter(segment.rank, counter).value = base + index + 1
+
+    def _await(self, which: int, target: int) -> None:
+        words = [self.segment.counter(rank, which) for rank in range(self.segment.size)]
+        self.segment.wait(lambda: all(_reached(word.value, target) for word in words), self.deadline)
+
+    def _describe(self) -> None:
+        size, at = self.segment.size, self.segment.head(self.segment.rank, self.stage)
         spread = [part[1] for parts in (self.sends, self.receives) for part in parts]
         lengths = spread if len(self.sends) == size else spread[:1] * size + spread[1:] * size
         raw = self.head + b"".join(length.to_bytes(8, "little") for length in lengths)
         ctypes.memmove(at, raw, len(raw))
-        self.segment.note_head(stage)
+        self.segment.note_head(self.stage)
 
-    def _agree(self, stage: int) -> int:
+    def _agree(self) -> int:
         """Return the longest part of any rank, or find, as all ranks do, that they do not want the same."""
         size = self.segment.size
-        raw = [ctypes.string_at(self.segment.head(rank, stage), HEAD_BYTES + 16 * size) for rank in range(size)]
+        raw = [ctypes.string_at(self.segment.head(rank, self.stage), HEAD_BYTES + 16 * size) for rank in range(size)]
         lengths = [memoryview(head)[HEAD_BYTES:].cast("Q") for head in raw]
         if any(head[:CHECKED_BYTES] != raw[0][:CHECKED_BYTES] for head in raw):
             raise Broken(MISMATCH)
@@ -115,71 +177,48 @@ class Exchange:
             raise Broken(MISMATCH)
         return max(lengths[rank][other] for rank, other in pairs)
 
-    def _all_reduce(self, first: int) -> None:
-        (data, length), (out, _) = self.sends[0], self.receives[0]
+    def _fill(self, index: int) -> None:
         segment = self.segment
-        chunk, ranks = segment.chunk, range(segment.size)
-        for step in range(max(1, -(-length // chunk))):
-            at = step * chunk
-            piece = min(chunk, length - at)
-            ctypes.memmove(segment.buffer(segment.rank, first + step), data + at, piece)
-            segment.arrive(first + step, self.deadline)
-            if step == 0:
-                self._agree(first)
-            self._reduce([segment.buffer(rank, first + step) for rank in ranks], out + at, piece)
-
-    def _move_parts(self, first: int) -> None:
-        segment = self.segment
-        shared = self.kind in _SHARED
-        room = segment.chunk if shared else segment.chunk // segment.size // _LINE * _LINE
-        self._fill(first, 0, room)
-        segment.arrive(first, self.deadline)
-        count = -(-self._agree(first) // room)
-        for step in range(1, count + 1):
-            stage = first + step
-            if step < count:
-                self._fill(stage, step, room)
-            if self.kind == _REDUCE_SCATTER:
-                self._take_reduced(stage - 1, step - 1, room)
-            else:
-                self._take(stage - 1, step - 1, room)
-            if step < count:
-                segment.arrive(stage, self.deadline)
-
-    def _fill(self, stage: int, step: int, room: int) -> None:
-        segment = self.segment
-        buffer, others = segment.buffer(segment.rank, stage), [r for r in range(segment.size) if r != segment.rank]
+        slot = segment.slot_of(segment.rank, self.stage, index)
+        if self.kind == _ALL_REDUCE:
+            ctypes.memmove(slot, *_slice(self.sends[0], index, self.room))
+            return
+        others = [r for r in range(segment.size) if r != segment.rank]
         if self.kind in _SHARED:
             if others:
                 part = max((self.sends[other] for other in others), key=lambda part: part[1])
-                ctypes.memmove(buffer, *_slice(part, step, room))
+                ctypes.memmove(slot, *_slice(part, index, self.room))
             return
         for other in others:
-            ctypes.memmove(buffer + other * room, *_slice(self.sends[other], step, room))
+            ctypes.memmove(slot + other * self.room, *_slice(self.sends[other], index, self.room))
 
-    def _source(self, other: int, stage: int, step: int, room: int) -> int:
+    def _take(self, index: int) -> None:
         segment = self.segment
-        if other == segment.rank:
-            return _slice(self.sends[other], step, room)[0]
-        return segment.buffer(other, stage) + (0 if self.kind in _SHARED else segment.rank * room)
-
-    def _take(self, stage: int, step: int, room: int) -> None:
-        for other in range(self.segment.size):
-            to, length = _slice(self.receives[other], step, room)
-            ctypes.memmove(to, self._source(other, stage, step, room), length)
-
-    def _take_reduced(self, stage: int, step: int, room: int) -> None:
-        out, length = _slice(self.receives[self.segment.rank], step, room)
-        sources = [self._source(other, stage, step, room) for other in range(self.segment.size)]
-        self._reduce(sources, out, length)
+        slots = [segment.slot_of(other, self.stage, index) for other in range(segment.size)]
+        if self.kind == _ALL_REDUCE:
+            self._reduce(slots, *_slice(self.receives[0], index, self.room))
+            return
+        place = 0 if self.kind in _SHARED else segment.rank * self.room
+        sources = [slot + place for slot in slots]
+        sources[segment.rank] = _slice(self.sends[segment.rank], index, self.room)[0]
+        if self.kind == _REDUCE_SCATTER:
+            self._reduce(sources, *_slice(self.receives[segment.rank], index, self.room))
+            return
+        for other, source in enumerate(sources):
+            to, length = _slice(self.receives[other], index, self.room)
+            ctypes.memmove(to, source, length)
 
     def _reduce(self, sources: list[int], out: int, length: int) -> None:
         if length:
             reduce(self.element, self.operation, sources, out, length)
 
 
-def _slice(part: Part, step: int, room: int) -> Part:
-    start = min(step * room, part[1])
+def _reached(value: int, target: int) -> bool:
+    return (value - target) & 0xFFFFFFFF < 0x80000000
+
+
+def _slice(part: Part, index: int, room: int) -> Part:
+    start = min(index * room, part[1])
     return part[0] + start, min(room, part[1] - start)
 
 

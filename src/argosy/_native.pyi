@@ -34,3 +34,6 @@ def run_collective(
     timeout_s: float,
 ) -> int:
     """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""
+
+def abort_segment(segment: int, code: int) -> bool:
+    """Break every wait in a segment, now and later, for the reason `code`; false if it was broken before."""

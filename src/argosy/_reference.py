@@ -171,3 +171,8 @@ def run_collective(
 ) -> int:
     """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""
     return _exchange.run_collective(segment, rank, head, sends, receives, timeout_s)
+
+
+def abort_segment(segment: int, code: int) -> bool:
+    """Break every wait in a segment, now and later, for the reason `code`; false if it was broken before."""
+    return _exchange.Segment(segment, 0).abort(code)

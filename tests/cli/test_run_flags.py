@@ -6,12 +6,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from console import Console
+from console import REPOSITORY, Console
+from torch.distributed.run import get_args_parser
 
 from argosy.cli import launching
 from argosy.cli.launching import Options, choose_restart, parse_dims, parse_threads, read_secrets
 from argosy.cli.run import command
-from argosy.cli.torchrun import shown_streams
+from argosy.cli.torchrun import IGNORED, say_ignored, shown_streams, visible_devices
 from argosy.core import ConfigError
 from argosy.process import Restart
 
@@ -52,6 +53,44 @@ def test_torchruns_flags_are_understood(words: list[str], name: str, value: obje
     parsed = parse(*words, "train.py")
     assert parsed[name] == value
     assert parsed["script"] == "train.py"
+
+
+def test_every_flag_of_torchrun_is_known_and_documented():
+    theirs = {
+        flag
+        for action in get_args_parser()._actions  # pyright: ignore[reportPrivateUsage] - it has no other list
+        for flag in action.option_strings
+        if "_" not in flag and flag not in ("-h", "--help")
+    }
+    ours = {flag for param in command.params for flag in param.opts}
+    assert theirs - ours == set()
+    table = (REPOSITORY / "docs" / "running.md").read_text()
+    assert {flag for flag in theirs if flag.startswith("--") and flag not in table} == set()
+
+
+def test_flags_without_a_meaning_are_said_to_be_ignored_with_the_reason():
+    assert say_ignored({"rdzv_id", "rdzv_backend", "ranks"}) == [
+        "ignored: --rdzv-backend --rdzv-id (ranks of one host need no rendezvous)"
+    ]
+    assert len(say_ignored(IGNORED)) == len(set(IGNORED.values()))
+
+
+def test_a_virtual_local_rank_sees_one_device():
+    assert visible_devices(2, {}) == ["0", "1"]
+    assert visible_devices(2, {"CUDA_VISIBLE_DEVICES": "4, 6,7"}) == ["4", "6"]
+    with pytest.raises(ConfigError, match="a device for each of 2 ranks"):
+        visible_devices(2, {"CUDA_VISIBLE_DEVICES": "4"})
+
+
+def test_roles_devices_and_filters_reach_the_ranks(console: Console):
+    (console.cwd / "s.py").write_text(
+        "import os\nprint(*(os.environ.get(n) for n in ('RANK', 'ROLE_NAME', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')))\n"
+    )
+    words = ["-n", "3", "--role", "trainer", "--virtual_local_rank", "--local_ranks_filter=0,2", "--run_path"]
+    ended = console.argosy("run", *words, "--no-python", "s.py", env={"CUDA_VISIBLE_DEVICES": "5,6,7"})
+    assert ended.code == 0, ended.text
+    lines = sorted(line.partition("] ")[2].strip() for line in ended.out.decode().splitlines())
+    assert lines == ["0 trainer 0 5", "2 trainer 0 7"]
 
 
 def test_flags_behind_the_script_are_the_scripts_own():
@@ -125,6 +164,7 @@ def test_redirected_streams_do_not_reach_the_terminal():
     assert shown_streams("0", 2) == [("stdout", "stderr")] * 2
     assert shown_streams("3", 2) == [(), ()]
     assert shown_streams("0:1,1:2", 3) == [("stderr",), ("stdout",), ("stdout", "stderr")]
+    assert shown_streams("0:1", 3, "0,2") == [("stderr",), (), ("stdout", "stderr")]
 
 
 @pytest.mark.parametrize("text", ["4", "x", "0:9", "7:1", "-1:1", "0:1:2", ""])

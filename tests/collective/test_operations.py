@@ -3,17 +3,20 @@
 from pathlib import Path
 
 import pytest
-from crew import crew
+from crew import crews
+
+pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
 
 SCRIPTS = Path(__file__).parent / "scripts"
+FRAMEWORKS = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
 ENGINES = pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
 
 
 @ENGINES
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 4))])
-def test_every_operation_is_equal_to_gloos(size: int, compiled: bool):
-    said = crew(SCRIPTS / "operations.py", size, compiled=compiled)
-    assert [text.splitlines()[-1] for text in said] == ["good"] * size  # Gloo logs of its own errors
+def test_every_operation_is_equal_to_gloos(compiled: bool):
+    sizes = (2, 3, 4) if compiled else (2, 3)
+    for said in crews(SCRIPTS / "operations.py", [(size, "") for size in sizes], compiled=compiled):
+        assert {text.splitlines()[-1] for text in said} == {"good"}  # Gloo logs of its own errors
 
 
 def numbers(text: str) -> list[tuple[str, list[float]]]:
@@ -27,16 +30,12 @@ def numbers(text: str) -> list[tuple[str, list[float]]]:
     return found
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("size", [2, 4])
-def test_what_is_built_on_groups_gets_the_numbers_of_gloo(size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("BACKEND", "gloo")
-    expected = crew(SCRIPTS / "frameworks.py", size)
-    monkeypatch.setenv("BACKEND", "argosy")
-    actual = crew(SCRIPTS / "frameworks.py", size)
-    for rank in range(size):
-        theirs, ours = numbers(expected[rank]), numbers(actual[rank])
-        assert [name for name, _ in ours] == [name for name, _ in theirs]
-        for (name, mine), (_, other) in zip(ours, theirs, strict=True):
-            assert mine == pytest.approx(other, rel=1e-4, abs=1e-5), name
-        assert "backend argosy" in actual[rank]
+def test_what_is_built_on_groups_gets_the_numbers_of_gloo():
+    parties = [(size, backend) for size in (2, 4) for backend in ("gloo", "argosy")]
+    told = crews(SCRIPTS / "frameworks.py", parties, preload=FRAMEWORKS)
+    for expected, actual in zip(told[::2], told[1::2], strict=True):
+        for theirs, ours in zip(expected, actual, strict=True):
+            assert "backend argosy" in ours
+            assert [name for name, _ in numbers(ours)] == [name for name, _ in numbers(theirs)]
+            for (name, mine), (_, other) in zip(numbers(ours), numbers(theirs), strict=True):
+                assert mine == pytest.approx(other, rel=1e-4, abs=1e-5), name

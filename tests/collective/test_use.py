@@ -3,6 +3,8 @@
 import pytest
 from crew import crew
 
+pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
+
 COUNTED = """
 import os, tempfile
 from argosy.observe import Page, attach, install

@@ -31,6 +31,28 @@ def test_k1_a_key_decides_what_all_generators_draw():
         assert draw() != first
 
 
+def test_what_the_training_draws_is_not_disturbed_by_samples_in_its_process():
+    """Normal numbers come in pairs, of which the second is kept for later."""
+    for spent in (0, 1, 2, 3):
+        results: list[list[float]] = []
+        for disturbed in (False, True):
+            seed_generators(5)
+            for _ in range(spent):
+                random.gauss(0, 1), np.random.randn(), torch.randn(())
+            if disturbed:
+                next(iter(Loader(Randomness(), 4)))
+            results.append(draw())
+        assert results[0] == results[1]
+
+
+class Randomness:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> float:
+        return random.gauss(0, 1) + float(np.random.randn()) + float(torch.randn(()))
+
+
 class Drawing:
     def __len__(self) -> int:
         return 40

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from argosy.core import ConfigError
 from argosy.data import Loader, SampleError, Shuffle, Skip, SourceChanged, Threads, TooManySkipped, seed_generators
+from argosy.observe import Ring, read_spans, record_spans
 
 
 class Numbers:
@@ -225,11 +227,18 @@ def test_threads_hand_out_the_same():
         assert everything(loader) == everything(Loader(Numbers(50), 12, 3, epochs=2))
 
 
-def test_the_wait_for_data_is_counted():
-    loader = Loader(Numbers(50), 10, epochs=1)
-    everything(loader)
+def test_the_wait_for_data_is_counted_and_recorded_as_a_span(tmp_path: Path):
+    record_spans(Ring.create(tmp_path / "ring"))
+    try:
+        loader = Loader(Numbers(50), 10, epochs=1)
+        everything(loader)
+    finally:
+        record_spans(Ring.void())
     assert loader.waits.count == 5
     assert loader.waits.longest_s <= loader.waits.total_s
+    spans = read_spans(tmp_path / "ring")
+    assert [(each.name, each.step) for each in spans] == [("data", step) for step in range(5)]
+    assert sum(each.seconds for each in spans) <= loader.waits.total_s
 
 
 @pytest.mark.parametrize("workers", [0, Threads(2)])

@@ -84,8 +84,42 @@ def test_a_source_that_keeps_a_lock_is_refused_with_a_remedy():
 
 
 def test_a_worker_out_of_memory_names_the_sample():
-    with pytest.raises(SampleError, match=r"sample 3 .*MemoryError"):
-        load(Loader(Greedy(10), 2, workers=1, epochs=1))
+    with pytest.raises(SampleError, match=r"sample 3 .*Unable to allocate 1\.00 GiB"):
+        load(Loader(Greedy(10, limited=True), 2, workers=1, epochs=1))
+
+
+EATS = """
+import os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+from argosy.data import Loader, WorkerLost
+from samples import Greedy
+try:
+    for _ in Loader(Greedy(10), 2, workers=1, epochs=1):
+        pass
+except WorkerLost as error:
+    print(error, error.hint)
+"""
+
+
+@pytest.mark.system
+def test_a_worker_that_the_kernel_kills_for_its_memory_names_the_sample(small_memory: Path, tmp_path: Path):
+    (tmp_path / "eats.py").write_text(EATS)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    words = [sys.executable, str(tmp_path / "eats.py"), str(small_memory)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, env=env)
+    assert done.stdout.count("at sample 3 of epoch 0 (Greedy[3]) a worker ended: killed by SIGKILL") == 3, done.stderr
+    assert "when memory runs out" in done.stdout
+
+
+def test_batches_come_where_address_space_is_scarce(tmp_path: Path):
+    """As under `ulimit -v`: a slab takes what it can get."""
+    code = (
+        "import resource; from argosy.data import Loader\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "print(sorted(int(x) for batch in Loader(list(range(10)), 4, workers=1, epochs=1) for x in batch))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.strip() == str(list(range(10))), done.stderr
 
 
 def rows(index: int) -> dict[str, Any]:
@@ -210,7 +244,7 @@ def test_a_template_that_is_killed_is_started_again():
         for number, (index, draws) in enumerate(loader):
             result.append((index.tolist(), draws.flatten().tolist()))
             if number in (3, 9):
-                crew_of(loader)._nursery._process.kill()
+                crew_of(loader)._nursery.kill()
                 for pid in crew_of(loader).pids:
                     psutil.Process(pid).kill()
     assert result == alone

@@ -74,7 +74,9 @@ def test_a_last_line_without_newline_counts(tmp_path: Path):
 
 
 def write_parquet(path: Path, rows: int, group: int) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     vectors = arrow.array([[number, number + 1, number + 2] for number in range(rows)])
     ragged = arrow.array([list(range(number % 3)) for number in range(rows)])
     columns = {
@@ -91,7 +93,6 @@ def write_parquet(path: Path, rows: int, group: int) -> None:
 def test_parquet_by_row_groups(tmp_path: Path, backend: str):
     import argosy.data.parquet as room
 
-    pytest.importorskip("duckdb")
     for name, rows in (("a", 95), ("b", 40)):
         write_parquet(tmp_path / f"{name}.parquet", rows, 20)
     source = Parquet([tmp_path / "a.parquet", tmp_path / "b.parquet"], columns=["n", "x", "v"])
@@ -177,7 +178,8 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 def store_at(url: str, retries: int) -> Any:
-    store = pytest.importorskip("obstore.store")
+    from obstore import store
+
     return store.HTTPStore.from_url(url, client_options={"allow_http": True}, retry_config={"max_retries": retries})
 
 

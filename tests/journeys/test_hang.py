@@ -58,3 +58,26 @@ def test_honest_work_raises_no_alarm(console: Console) -> None:
     assert "all done" in ended.text
     assert " wait in " not in ended.text
     assert not list(Path(console.ps("busy")["dir"]).glob("incidents/*"))
+
+
+EARLY = """
+import os, sys
+import torch.distributed as dist
+from datetime import timedelta
+if os.environ["RANK"] == "2":
+    sys.exit(0)
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[1])))
+"""
+
+
+def test_a_rank_that_leaves_before_the_group_forms_is_to_blame(console: Console) -> None:
+    (console.cwd / "early.py").write_text(EARLY)
+    out = console.cwd / "out.txt"
+    console.start("run", "-n", "3", "--name", "waits", "--hang-after", "2", "early.py", "600", out=out)
+    said(out, "hang: rank 2 exited with code 0; ranks 0-1 wait for it in init_process_group")
+    assert console.argosy("stop", "waits", "--grace", "1").code == 0
+    assert "hung, stopped by argosy stop" in console.argosy("why", "waits").text
+
+    assert console.argosy("run", "-n", "3", "--name", "dies", "early.py", "3").code == 1
+    why = " ".join(console.argosy("why", "dies").text.split())
+    assert re.search(r"rank 2 ended with exit code 0 before init_process_group; then rank [01] failed: ", why), why

@@ -41,7 +41,7 @@ def test_killed_twice_and_resumed_on_one_rank(tmp_path: Path) -> None:
         assert quiet.code == 0, quiet.text
         expected = {step: together(by_rank) for step, by_rank in samples(quiet.text).items()}
         assert sorted(index for step in range(25) for index in expected[step]) == sorted([*range(100)] * 4)
-        (tmp_path / "checkpoint.pt").unlink()
+        shutil.rmtree(tmp_path / "kept")
         seen: list[dict[int, dict[int, list[int]]]] = []
         for number, step in enumerate((7, 16)):
             seen.append(samples(kill_at(console, words, tmp_path / f"out{number}", step)))

@@ -53,6 +53,45 @@ with torch.inference_mode():
     assert printed == "0 12 True True\ntorch.Size([1, 2])\n"
 
 
+def test_a_compiled_ddp_step_has_no_more_graphs_and_no_warning_with_hooks(tmp_path: Path):
+    printed = run_script(
+        SETUP
+        + """
+import logging, tempfile, warnings
+logging.disable(logging.WARNING)  # Torch says what it leaves out of a compiled DDP.
+import torch, torch.distributed as dist
+from torch._dynamo.testing import CompileCounter
+store = tempfile.NamedTemporaryFile()
+dist.init_process_group("gloo", init_method=f"file://{store.name}-x", rank=0, world_size=1)
+inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+model = torch.nn.parallel.DistributedDataParallel(inner)
+x = torch.randn(4, 8)
+
+def step(x):
+    return model(x).sum()
+
+def graphs():
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.compile(step, backend=counter)(x).backward()
+        broken = torch._dynamo.explain(step)(x).graph_break_count
+    return counter.frame_count, broken, [str(w.message)[:60] for w in caught if "trace the builtin" in str(w.message)]
+
+plain = graphs()
+install(page)
+hooked = graphs()
+print(plain == hooked, hooked, seen().groups[0].issued > 0)
+del model
+dist.destroy_process_group()
+""",
+        str(tmp_path),
+    )
+    assert printed == "True (1, 0, []) True\n"
+
+
 def test_hooks_arrive_with_torch_and_leave_no_trace_in_the_import_system(tmp_path: Path):
     printed = run_script(
         SETUP

@@ -2,25 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import daemon, desk, gone, idle, kill, look, office, pause, ranks, run_of
+from daemons import daemon, gone, kill, look, pause, ranks, run_of
 
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
+from argosy.process.host.messages import RunInfo
 
 
 def go(console: Console) -> None:
@@ -42,6 +30,22 @@ def test_after_the_agent_is_killed_twice_the_client_shows_the_rest_and_the_exit_
     text = out.read_text()
     assert "rank 0 goes" in text
     assert "rank 1 goes" in text
+
+
+def test_a_warm_zygote_outlives_an_agent_that_is_killed_while_nothing_runs(host: Console):
+    go(host)
+    assert host.argosy("run", "waits.py").code == 0
+    warm, agent = zygotes(host), daemon(host, "agent")
+    assert warm
+    kill(agent)
+    assert daemon(host, "agent") != agent
+    until(lambda: zygotes(host) == warm, "the zygotes of before")
+    assert host.argosy("run", "waits.py").code == 0
+    assert zygotes(host) == warm
+
+
+def zygotes(console: Console) -> set[int]:
+    return {daemon.pid for daemon in look(console).daemons if daemon.what == "zygote"}
 
 
 @pytest.mark.parametrize("words", [["waits.py"], ["--", "python3", "waits.py"]], ids=["forked", "executed"])
@@ -196,3 +200,26 @@ def test_when_all_supervisors_are_gone_the_kernel_ends_the_ranks_and_their_group
     for pid in supervisors:
         os.kill(pid, signal.SIGKILL)
     until(lambda: all(gone(pid) for pid in (*pids, *children)), "the end of the ranks")
+
+
+@pytest.mark.parametrize("words", [["fails.py"], ["--", "python3", "fails.py"]], ids=["forked", "executed"])
+def test_with_all_daemons_killed_between_two_tries_the_run_ends_and_says_why(host: Console, words: list[str]):
+    (host.cwd / "fails.py").write_text("raise SystemExit(3)")
+    for attempt in range(10):  # The moment between two tries is a second long at most: it may be missed.
+        name = f"tries{attempt}"
+        assert host.argosy("run", "-d", "--name", name, "--max-restarts", "3", *words).code == 0
+        kinds = ("warden", "agent", "zygote") if words[0] != "--" else ("warden", "agent")
+        pids = [daemon(host, what) for what in kinds]
+        until(lambda name=name: between_tries(run_of(host, name)), "the time between two tries")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda pids=pids: all(gone(pid) for pid in pids), "the end of the daemons")
+        assert host.argosy("run", "--", "true").code == 0  # Brings new ones.
+        until(lambda name=name: run_of(host, name) is None, "the end of the run")
+        if "environment was lost" in host.argosy("why", name).text:
+            return
+    raise AssertionError("the moment was missed ten times")
+
+
+def between_tries(run: RunInfo | None) -> bool:
+    return run is None or (run.state.startswith("restarting") and run.ranks[0].generation >= 1)

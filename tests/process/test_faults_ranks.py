@@ -4,30 +4,11 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import desk, gone, idle, office, pause, ranks
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
-
-
-def script(console: Console, text: str) -> str:
-    (console.cwd / "s.py").write_text(text)
-    return "s.py"
+from daemons import desk, gone, pause, ranks, script
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -68,6 +49,31 @@ def test_restart_rank_replaces_that_rank_alone(host: Console, tmp_path: Path):
     assert [rank.generation for rank in after] == [0, 1, 0]
     assert (after[0].pid, after[2].pid) == (before[0].pid, before[2].pid)
     (host.cwd / "go").touch()
+
+
+def test_ranks_lost_at_once_take_one_of_the_restarts(host: Console):
+    words = ["-d", "-n", "4", "--restart", "rank", "--max-restarts", "1", "--name", "atonce"]
+    assert host.argosy("run", *words, "waits.py").code == 0
+    before = ranks(host, "atonce", count=4)
+    for rank in before[1:]:
+        os.kill(rank.pid, signal.SIGKILL)
+    until(lambda: sum(rank.generation for rank in ranks(host, "atonce", count=4)) == 3, "three replacements")
+    (host.cwd / "go").touch()
+    until(lambda: host.ps("atonce").get("state") == "ended", "the end")
+    assert host.ps("atonce")["code"] == 0
+
+
+@pytest.mark.parametrize("words", [["s.py"], ["--", sys.executable, "s.py"]])
+def test_ranks_have_the_limits_of_whoever_launches(host: Console, words: list[str]):
+    """Not of whoever happened to start the daemons."""
+    script(
+        host,
+        "from resource import *\nprint(getrlimit(RLIMIT_NOFILE), getrlimit(RLIMIT_CORE))\n",
+    )
+    assert host.argosy("run", *words).code == 0
+    limits = 'ulimit -Sc 0; ulimit -Sn 300; ulimit -Hn 400; exec "$@"'
+    ended = host.run(["bash", "-c", limits, "bash", sys.executable, "-m", "argosy", "run", *words])
+    assert ended.out.decode().startswith("(300, 400) (0, ")
 
 
 def test_a_flooded_log_keeps_head_and_tail_and_the_run_goes_on(host: Console):
@@ -217,6 +223,7 @@ def test_ctrl_c_twice_kills(host: Console, tmp_path: Path):
     said(out, r"(?s)ready.*ready|\[0-1\].*ready")
     client.send_signal(signal.SIGINT)
     said(out, "stopping: ctrl-c")
+    pause(0.6)  # Closer together they are one.
     client.send_signal(signal.SIGINT)
     assert client.wait(60) in (130, -signal.SIGINT)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from console import Console, Ended, said, until
-from daemons import daemon, desk, idle, look, office, ranks
+from daemons import daemon, look, office, ranks
 
 ROOT = os.getuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="only root can mount, or become somebody else")
@@ -25,13 +25,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     with office(tmp_path_factory.mktemp("office")) as console:
         assert console.argosy("run", "--", "true").code == 0
         yield console
-
-
-@pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
 
 
 def is_clear(ended: Ended, *words: str) -> None:
@@ -52,6 +45,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["--nope", "waits.py"], "No such option"),
         (["-n", "0", "waits.py"], "must be positive"),
         (["-n", "x", "waits.py"], "-n must be a number"),
+        (["-n", "-3", "waits.py"], "the number of ranks must be positive: -3"),
         (["--restart", "sometimes", "waits.py"], "no such restart policy"),
         (["--restart", "group:pp", "waits.py"], "needs a dimension"),
         (["--nnodes", "2", "waits.py"], "more than one node"),
@@ -59,13 +53,38 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["--secret", "NOT_THERE", "waits.py"], "not in the environment"),
         (["--", "no-such-program"], "no such program"),
         (["--name", "a/b", "waits.py"], "not a name for a run"),
+        (["--name", "leftovers", "waits.py"], "not a name for a run"),
+        (["--dir", "x/last", "waits.py"], "not a name for a run"),
+        (["--", "/etc/passwd"], "the program is not executable: /etc/passwd"),
+        (["--", "/etc/"], "the program is a directory: /etc/"),
         (["--log-dir", "/proc/nope", "waits.py"], "cannot be used"),
         (["--dir", "/proc/nope", "waits.py"], "cannot be used"),
         (["--master-addr", "203.0.113.9", "waits.py"], "cannot listen"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused(host: Console, words: list[str], said_: str):
+    before = sorted(host.cwd.rglob("*"))
     is_clear(host.argosy("run", *words), said_)
+    if "cannot listen" not in said_:  # That one was a run, with logs of its own.
+        assert sorted(host.cwd.rglob("*")) == before
+
+
+def test_a_name_that_two_runs_have_must_be_told_apart(host: Console):
+    (host.cwd / "go").touch()
+    for place in ("one", "two"):
+        assert host.argosy("run", "--dir", f"{place}/same", "waits.py").code == 0
+    is_clear(host.argosy("why", "same"), "2 runs are called 'same'", "one/same", "two/same")
+    assert host.argosy("why", "one/same").code == 0
+    assert f"{host.cwd}/two/same" in host.argosy("ps", "--all").text
+    near = replace(host, cwd=host.cwd / "two")
+    assert near.argosy("logs", "same").code == 0
+
+
+@needs_root
+def test_a_runtime_directory_of_somebody_else_is_no_empty_listing(host: Console, tmp_path: Path):
+    (tmp_path / "r").mkdir()
+    os.chown(tmp_path / "r", 65534, 65534)
+    is_clear(host.argosy("ps", env={"ARGOSY_RUNTIME_DIR": str(tmp_path / "r")}), "the runtime directory is not yours")
 
 
 def test_a_module_that_does_not_exist_is_refused_as_python_does(host: Console):

@@ -269,3 +269,38 @@ def test_the_watch_doubles_its_patience_with_a_busy_rank():
     watch.answer(Busy("rank 1 compiles", 62.0))
     assert watch.look(silent, 60.0) is None
     assert watch.look(silent, 63.0) is not None
+
+
+IN_INIT = at(
+    (f"{TORCH}/distributed/distributed_c10d.py", 9, "_new_process_group_helper"),
+    (f"{TORCH}/distributed/distributed_c10d.py", 5, "init_process_group"),
+    ("/project/train.py", 7, "<module>"),
+)
+
+
+def test_h4_a_rank_that_left_before_the_group_formed_is_to_blame():
+    views = [RankView(index=n, changed_at=0.0) for n in range(2)]
+    views.append(RankView(index=2, changed_at=0.0, exited=WaitStatus(code=0)))
+    verdict = hang(views, {0: IN_INIT, 1: IN_INIT})
+    assert verdict.headline == "rank 2 exited with code 0; ranks 0-1 wait for it in init_process_group"
+    assert verdict.culprits == (2,)
+
+
+def test_h4_ranks_that_do_something_else_are_not_said_to_wait():
+    views = [RankView(index=0, changed_at=0.0), RankView(index=1, changed_at=0.0, exited=WaitStatus(code=0))]
+    assert isinstance(judge(suspect(views), {0: IN_DATA}), Busy)
+    views[0] = msgspec.structs.replace(views[0], cpu_share=0.9)
+    assert decide_hang(views, POLICY, 31.0) == Healthy()
+
+
+def test_a_rank_that_never_ends_is_named_beside_those_that_did():
+    views = [RankView(index=n, changed_at=0.0, exited=WaitStatus(code=0)) for n in range(3)]
+    views.append(RankView(index=3, changed_at=0.0, ending=True))
+    joining = at(("/usr/lib/python3.11/threading.py", 1590, "_shutdown"))
+    verdict = hang(views, {3: joining})
+    expected = "rank 3 hangs at its exit at threading.py:1590; ranks 0-2 had ended with exit code 0"
+    assert (verdict.headline, verdict.kind) == (expected, "ending")
+
+
+def test_one_rank_alone_may_take_its_time_to_end():
+    assert decide_hang([RankView(index=0, changed_at=0.0, ending=True)], POLICY, 500.0) == Healthy()

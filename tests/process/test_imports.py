@@ -81,6 +81,7 @@ def test_a_name_is_listed_only_where_a_package_is_lazy(tmp_path: Path, site: Pat
         ("def f():\n import plain", []),
         ("'''\nimport plain\n'''", []),
         ("import argosy\nfrom argosy.core import errors", []),
+        ("from argosy.data import Loader, Tokens", ["argosy.data:Loader", "argosy.data:Tokens"]),
         ("import not_there\nfrom . import plain", []),
     ],
 )

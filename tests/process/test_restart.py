@@ -92,3 +92,17 @@ def test_a_group_along_a_dimension_that_does_not_exist_is_refused():
 def test_a_negative_budget_is_refused():
     with pytest.raises(ConfigError, match="must not be negative"):
         Restart.all(-1)
+
+
+def test_r5_ranks_lost_at_once_are_one_failure():
+    lost = [Failure(index, 5.0 + index / 100, False, "killed by SIGKILL") for index in range(6)]
+    decision = decide_restart(Restart.rank(1), lost, GRID)
+    assert isinstance(decision, RestartAfter)
+    assert (decision.ranks, decision.delay_s) == ((5,), 0.0)
+    again = Failure(0, 5.2, False, "killed by SIGKILL", generation=1)
+    assert decide_restart(Restart.rank(1), [*lost, again], GRID) == GiveUp("1 of 1 restarts are used")
+
+
+def test_r5_ranks_lost_one_after_the_other_are_several():
+    lost = [Failure(index, 60.0 * index, True, "killed by SIGKILL") for index in range(2)]
+    assert isinstance(decide_restart(Restart.rank(1), lost, GRID), GiveUp)

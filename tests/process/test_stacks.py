@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.process.evidence.frames import group_stacks, parse_faulthandler, place, stacks_text
+from argosy.process.evidence.frames import Frame, Stack, Thread, group_stacks, parse_faulthandler, place, stacks_text
 from argosy.process.evidence.proc_sample import catches, read_proc
 from argosy.process.evidence.stacks import STACK_SIGNAL, Taking, Target, take
 
@@ -277,3 +277,10 @@ def test_the_main_thread_is_known_by_its_ident_or_as_the_oldest():
     assert (worker.main, main.main, main.frames[0].line) == (False, True, 0)
     assert [thread.main for thread in parse_faulthandler(text, main=0x7F01)] == [True, False]
     assert group_stacks({}) == []
+
+
+def test_saved_stacks_begin_with_the_script():
+    boot = str(Path(SOURCE) / "argosy" / "process" / "rank" / "boot.py")
+    calls = (Frame("/p/train.py", 7, "step"), Frame(boot, 74, "run_rank"), Frame("<string>", 1, "<module>"))
+    text = stacks_text({0: Stack("faulthandler", (Thread("MainThread", calls, True),))})
+    assert text.splitlines()[1:] == ["  thread MainThread:", "    /p/train.py:7 in step"]

@@ -148,6 +148,29 @@ def test_a_hang_of_a_running_run_leads():
     assert "stop:    argosy stop night" in text
 
 
+def test_a_hang_that_was_stopped_is_called_one_and_says_by_whom():
+    line = "rank 3 hangs at its exit at threading.py:1590"
+    incident = crash(3, 50.0, "ending", kind="hang", headline=line)
+    facts = [
+        NIGHT[0],
+        *(exited(index, 20.0, code=0) for index in range(3)),
+        HangSeen(at=50.0, summary=line),
+        StopAsked(at=60.0, by="SIGTERM to `argosy run` (pid 7)", signal=15),
+        LaunchEnded(at=61.0, launch=0, code=143, reason="stopped by SIGTERM to `argosy run` (pid 7)"),
+    ]
+    text = render(explain(msgspec.structs.replace(RUN, code=143), facts, [incident]))
+    assert text.startswith("night: hung, stopped by SIGTERM to `argosy run` (pid 7) with code 143 after 1 min 1 s")
+    assert f"hang: {line}" in text
+    assert "ranks 0-2 ended with exit code 0" in text
+    assert "ended with code 143: stopped by SIGTERM" in text
+
+
+def test_a_living_hang_suggests_native_stacks():
+    incident = crash(3, 50.0, "elsewhere", kind="hang", headline="rank 3 at data.py:41")
+    run = msgspec.structs.replace(RUN, state="running", code=None, now=90.0)
+    assert "argosy stacks --native night" in render(explain(run, NIGHT[:1], [incident]))
+
+
 def test_without_an_incident_the_facts_must_do():
     report = explain(RUN, NIGHT, [])
     assert report.verdict == "failed"

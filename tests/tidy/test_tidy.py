@@ -31,13 +31,24 @@ CELLAR = {"_exchange", "_lazy", "_native", "_reference", "_select"}
 """Modules beside the rooms that enter none."""
 
 PUBLIC_NAMES = [
+    "Answers",
     "ArgosyError",
+    "Cluster",
     "ConfigError",
     "CorruptShard",
     "DeadlinePassed",
+    "LogLine",
+    "Mesh",
     "PeerLost",
+    "RemoteError",
     "Restart",
+    "Tcp",
+    "connect",
+    "endpoint",
+    "here",
+    "local",
     "restore",
+    "serve",
 ]
 PUBLIC_NAMES_MAX = 25
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -63,22 +64,48 @@ def main() -> None:
         if getattr(sys, name) is None:  # Closed by whoever started us: there is nobody to tell.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
-        cli(prog_name="argosy")
+        try:
+            cli(prog_name="argosy")
+        except SystemExit:
+            flush_output()  # Here, where a full disk can be told: the interpreter would show a traceback.
+            raise
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()
+        drop_output()
         sys.exit(141)
     except OSError as error:  # A full disk, no descriptors, no permission: the system's words, not our frames.
         where = f": {error.filename}" if error.filename else ""
-        print(f"argosy: {error.strerror or error}{where}", file=sys.stderr)
+        drop_output()
+        complain(f"argosy: {error.strerror or error}{where}")
         sys.exit(1)
     except Exception as error:
         from argosy.core import ArgosyError  # Here: `--help` needs click alone.
 
         if not isinstance(error, ArgosyError):
             raise
-        print(f"argosy: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
+        drop_output()
+        complain(f"argosy: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
         sys.exit(2)
+
+
+def flush_output() -> None:
+    """Write what stdout still holds."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def drop_output() -> None:
+    """If stdout takes no more, send what it still holds nowhere, so that the interpreter can end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(text: str) -> None:
+    """Say it on stderr, if that can be written."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import click
 
+from argosy.cli.tables import print_json
 from argosy.core import ConfigError
 
 
@@ -14,8 +17,9 @@ from argosy.core import ConfigError
 )
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose environment.")
 @click.option("--run", "run", default="last", show_default=True, help="Which run.")
+@click.option("--json", "as_json", is_flag=True, help="Its exit code and output, machine-readable.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(rank: int, run: str, argv: tuple[str, ...]) -> None:
+def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
     """Run a command with the variables (RANK, MASTER_PORT, secrets, ...) and in the directory of a living rank.
 
     \b
@@ -26,15 +30,11 @@ def command(rank: int, run: str, argv: tuple[str, ...]) -> None:
         GetEnvironment,
         Refused,
         connect_agent,
-        find_run,
-        list_runs,
+        find_living,
         open_environment,
     )
 
-    directory = str(find_run(run))
-    living = next((each for each in list_runs().runs if each.directory == directory), None)
-    if living is None:
-        raise ConfigError(f"the run is not alive: {run}", hint="`argosy ps` lists those that are")
+    living = find_living(run)
     link = connect_agent()
     link.send(GetEnvironment(living.run, rank))
     answer, fds = link.wait(30.0)
@@ -46,4 +46,9 @@ def command(rank: int, run: str, argv: tuple[str, ...]) -> None:
     if shutil.which(argv[0], path=variables.get("PATH")) is None:
         raise ConfigError(f"no such program: {argv[0]}")
     os.chdir(answer.cwd)
-    os.execvpe(argv[0], argv, variables)
+    if not as_json:
+        os.execvpe(argv[0], argv, variables)
+    ended = subprocess.run(argv, env=variables, stdin=subprocess.DEVNULL, capture_output=True)
+    output = {"stdout": ended.stdout.decode(errors="replace"), "stderr": ended.stderr.decode(errors="replace")}
+    print_json({"rank": rank, "argv": argv, "code": ended.returncode, **output})
+    sys.exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)

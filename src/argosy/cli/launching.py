@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.cli.torchrun import shown_streams
+from argosy.cli.torchrun import shown_streams, visible_devices
 from argosy.core import ConfigError, PeerLost
 from argosy.fabric import Link, cache_dir
 from argosy.process import (
@@ -27,6 +28,7 @@ from argosy.process import (
     ask,
     default_name,
     fingerprint,
+    own_limits,
     parse_restart,
     rank_defaults,
     reach_agent,
@@ -37,6 +39,10 @@ from argosy.process import (
 
 RANKS_MAX = 4096
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
+
+
+RESERVED = ("", ".", "..", "last", "leftovers")
+"""Mean something else to the commands that take a run."""
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -61,6 +67,10 @@ class Options(msgspec.Struct, kw_only=True):
     tee: str = "0"
     redirects: str = "0"
     log_dir: str | None = None
+    local_ranks_filter: str | None = None
+    role: str = "default"
+    virtual_local_rank: bool = False
+    as_json: bool = False
 
 
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
@@ -74,17 +84,29 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     ):
         check_seconds(flag, seconds)
     dims = parse_dims(options)
-    shown = shown_streams(options.redirects, prod(dims.values()))
+    one = is_one_stream(options, prod(dims.values()))
+    shown = shown_streams("2" if one else options.redirects, prod(dims.values()), options.local_ranks_filter)
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
-    sealed = seal_environment(environment, secrets)
+    sealed = seal_environment(environment, secrets, own_limits())
     link, welcome = submit(launch, sealed)
-    if options.detach:
+    if options.as_json:
+        print(msgspec.json.encode(welcome).decode(), flush=True)
+    elif options.detach:
         print(f"{launch.name} runs detached in {os.path.relpath(launch.directory)}", flush=True)
         print(f"  argosy logs -f {launch.name}\n  argosy stop {launch.name}", file=sys.stderr)
+    if options.detach:
         return 0
-    return Foreground(link, welcome, shown).run()
+    return Foreground(link, welcome, None if options.as_json else shown).run()
+
+
+def is_one_stream(options: Options, size: int) -> bool:
+    """Whether both streams of the only rank end up in one place anyway, such as a terminal."""
+    apart = options.detach or options.as_json or (options.redirects, options.tee) != ("0", "0")
+    with suppress(OSError):
+        return size == 1 and not apart and os.path.sameopenfile(1, 2)
+    return False
 
 
 def submit(launch: Launch, sealed: int) -> tuple[Link[ToClient], Welcome]:
@@ -142,6 +164,9 @@ def make_launch(
         threads=parse_threads(options.threads, prod(dims.values())),
         master_addr=options.master_addr,
         master_port=options.master_port,
+        role=options.role,
+        devices=visible_devices(prod(dims.values()), environment) if options.virtual_local_rank else [],
+        one_file=is_one_stream(options, prod(dims.values())),
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         detached=options.detach,
         log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
@@ -196,7 +221,10 @@ def check_target(kind: str, target: str) -> None:
                 raise ConfigError(f"the script cannot be read: {target}")
         case "program":
             if shutil.which(target) is None:
-                raise ConfigError(f"no such program: {target}")
+                if not os.path.exists(target) or os.sep not in target:
+                    raise ConfigError(f"no such program: {target}")
+                what = "is a directory" if os.path.isdir(target) else "is not executable"
+                raise ConfigError(f"the program {what}: {target}")
         case _:
             pass  # python itself says best what is wrong with a module
 
@@ -221,9 +249,9 @@ def parse_dims(options: Options) -> dict[str, int]:
         text = options.ranks or "1"
         if text in ("cpu", "auto"):
             text = str(len(os.sched_getaffinity(0)))
-        if text == "gpu":
-            raise ConfigError("no accelerator is supported yet: -n gpu", hint="give a number")
-        if not text.isdecimal():
+        if text in ("gpu", "xpu"):
+            raise ConfigError(f"no accelerator is supported yet: -n {text}", hint="give a number")
+        if not text.removeprefix("-").isdecimal():
             raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
         dims = {"rank": int(text)}
     if prod(dims.values()) > RANKS_MAX:
@@ -282,12 +310,12 @@ def read_secrets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict
 
 def choose_directory(options: Options, target: str) -> tuple[Path, str]:
     """The run's directory and name."""
-    if options.directory:
-        directory = Path(options.directory).absolute()
-        return directory, options.name or directory.name
-    name = options.name or default_name(target)
-    if "/" in name or name in ("", ".", "..", "last"):
-        raise ConfigError(f"not a name for a run: {name!r}")
+    given = Path(options.directory).absolute() if options.directory else None
+    name = options.name or (given.name if given else default_name(target))
+    if "/" in name or name.startswith("-") or name in RESERVED:
+        raise ConfigError(f"not a name for a run: {name!r}", hint="give another --name")
+    if given is not None:
+        return given, name
     directory = Path("runs").absolute() / name
     if options.name is None:
         number = 2

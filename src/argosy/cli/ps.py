@@ -34,12 +34,14 @@ def command(everything: bool, as_json: bool) -> None:
 
     alive = list_runs()
     living, ended = living_rows(alive), ended_rows({run.directory for run in alive.runs})
-    if as_json:
-        print_json([*living, *ended])
-        return
     shown = [*living, *ended] if everything else living
+    if as_json:
+        print_json(shown)
+        return
     if shown:
-        print_table(["RUN", "STATE", "RANKS", "STARTED", "STEPS"], [cells(row) for row in shown])
+        names = [row.name for row in shown]
+        twice = {name for name in names if names.count(name) > 1}
+        print_table(["RUN", "STATE", "RANKS", "STARTED", "STEPS"], [cells(row, row.name in twice) for row in shown])
     else:
         print("no run is alive; `argosy ps --all` lists ended ones" if ended else "no run is alive")
     for row in living:
@@ -95,10 +97,10 @@ def ended_rows(living: set[str]) -> list[Row]:
     return rows
 
 
-def cells(row: Row) -> list[str]:
-    """A run as a line of the table."""
+def cells(row: Row, ambiguous: bool) -> list[str]:
+    """A run as a line of the table, by its directory where its name does not tell which."""
     steps = [rank.steps for rank in row.ranks]
     low, high = min(steps, default=0), max(steps, default=0)
     shown = "" if not steps else str(low) if low == high else f"{low}-{high}"
     state = row.state if row.code is None else f"{row.state} ({row.code})"
-    return [row.name, state, str(row.size), ago(row.started_at), shown]
+    return [row.dir if ambiguous else row.name, state, str(row.size), ago(row.started_at), shown]

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from argosy.cli.torchrun import UnderscoreCommand
+from argosy.cli.torchrun import UnderscoreCommand, ignored_flags, say_ignored
 from argosy.core import ConfigError
 
 
@@ -32,13 +32,21 @@ from argosy.core import ConfigError
 @click.option(
     "--max-restarts", type=click.IntRange(0), help="At most this many restarts; alone it means --restart all."
 )
-@click.option("--grace", default=30.0, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
+@click.option(
+    "--grace",
+    "--shutdown-timeout",
+    "grace",
+    default=30.0,
+    show_default=True,
+    help="Seconds between SIGTERM and SIGKILL.",
+)
 @click.option("--hang-after", default=30.0, show_default=True, help="Seconds without progress that are reported.")
 @click.option("--hang-timeout", type=float, help="Seconds without progress after which the rank counts as failed.")
 @click.option("--threads", metavar="N|auto", help="Intra-op threads per rank; auto: its share of the cores.")
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down."
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per event on stdout; ranks write to files only.")
 @click.option("--nnodes", default="1", hidden=True)
 @click.option("--node-rank", type=int, default=0, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
@@ -52,16 +60,11 @@ from argosy.core import ConfigError
 @click.option("-t", "--tee", default="0", hidden=True)
 @click.option("-r", "--redirects", default="0", help="Streams that go to files only: 1, 2, 3, or per rank as 0:3,1:1.")
 @click.option("--log-dir", type=click.Path(file_okay=False), help="Directory for the ranks' output.")
-@click.option("--rdzv-backend", hidden=True)
-@click.option("--rdzv-endpoint", hidden=True)
-@click.option("--rdzv-id", hidden=True)
-@click.option("--rdzv-conf", hidden=True)
-@click.option("--local-addr", hidden=True)
-@click.option("--monitor-interval", hidden=True)
-@click.option("--start-method", hidden=True)
-@click.option("--role", hidden=True)
-@click.option("--local-ranks-filter", hidden=True)
+@click.option("--local-ranks-filter", metavar="0,2-3", help="Only these ranks' output reaches the terminal.")
+@click.option("--role", default="default", hidden=True)
 @click.option("--run-path", is_flag=True, hidden=True)
+@click.option("--virtual-local-rank", is_flag=True, hidden=True)
+@ignored_flags
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -77,27 +80,13 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
     from argosy.cli.launching import Options, start
 
     chosen = Options(**{name: value for name, value in options.items() if name in Options.__struct_fields__})
-    program = chosen.no_python or ctx.meta.get("argosy.program", False)
-    ignored = [f"--{name.replace('_', '-')}" for name in IGNORED if options.get(name) not in (None, False, "0")]
-    if ignored:
-        print(
-            f"argosy: ignored, since ranks on one host need no rendezvous: {' '.join(ignored)}",
-            file=sys.stderr,
-        )
+    # A script runs inside its interpreter anyway; torchrun's --run-path wins over its --no-python.
+    program = (chosen.no_python and not options["run_path"]) or ctx.meta.get("argosy.program", False)
+    for line in say_ignored({name for name, value in options.items() if value is not None}):
+        print(f"argosy: {line}", file=sys.stderr)
     if str(options["nnodes"]).split(":")[-1] != "1" or options["node_rank"]:
         raise ConfigError(
             f"more than one node is not possible yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
             hint="start the ranks of one host with -n",
         )
     sys.exit(start(chosen, script, list(args), program))
-
-
-IGNORED = (
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "local_addr",
-    "monitor_interval",
-    "start_method",
-)

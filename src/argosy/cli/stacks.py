@@ -2,7 +2,7 @@
 
 import click
 
-from argosy.core import ConfigError, format_ranks, parse_ranks
+from argosy.core import format_ranks, parse_ranks
 
 
 @click.command(short_help="Show where ranks are right now.")
@@ -12,12 +12,9 @@ from argosy.core import ConfigError, format_ranks, parse_ranks
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, ranks: str | None, native: bool, as_json: bool) -> None:
     """Show the Python stacks of RUN's ranks; equal ones are shown once. The ranks are not disturbed."""
-    from argosy.process import Stacks, TakeStacks, ask, connect_agent, find_run, list_runs
+    from argosy.process import Stacks, TakeStacks, ask, connect_agent, find_living
 
-    directory = str(find_run(run))
-    living = next((each for each in list_runs().runs if each.directory == directory), None)
-    if living is None:
-        raise ConfigError(f"the run is not alive: {run}", hint=f"`argosy why {run}` shows the stacks of its end")
+    living = find_living(run)
     chosen = parse_ranks(ranks, living.size) if ranks else list(range(living.size))
     answer = ask(connect_agent(), TakeStacks(living.run, chosen, native))
     assert isinstance(answer, Stacks)

@@ -6,7 +6,8 @@ import time
 import click
 
 from argosy.cli.launching import check_seconds
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.cli.tables import print_json
+from argosy.core import ArgosyError, DeadlinePassed
 
 
 @click.command(short_help="Stop a run, or everything.")
@@ -14,30 +15,34 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 @click.option("--all", "everything", is_flag=True, help="Stop every run, then Argosy's own daemons.")
 @click.option("--grace", type=float, help="Seconds between SIGTERM and SIGKILL; default: the run's own.")
 @click.option("--dry-run", is_flag=True, help="Say what would be stopped.")
-def command(run: str | None, everything: bool, grace: float | None, dry_run: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
-    from argosy.process import StopRun, ask, connect_agent, find_run, list_runs
+    from argosy.process import StopRun, ask, connect_agent, find_living, list_runs
 
     check_seconds("grace", grace)
-    alive = list_runs()
     if everything:
-        names = [living.name for living in alive.runs]
-        if dry_run:
-            print(f"would stop {len(names)} runs ({', '.join(names) or 'none'}) and {len(alive.daemons)} daemons")
-        else:
-            shut_down(names)
+        alive = list_runs()
+        daemons = bool(alive.daemons) if dry_run else shut_down()
+        report([living.name for living in alive.runs], daemons, dry_run=dry_run, as_json=as_json)
         return
-    directory = str(find_run(run or "last"))
-    living = next((each for each in alive.runs if each.directory == directory), None)
-    if living is None:
-        raise ConfigError(f"the run is not alive: {run or 'last'}", hint="`argosy ps` lists those that are")
-    if dry_run:
-        print(f"would stop {living.name} with {living.size} ranks")
+    living = find_living(run or "last")
+    if not dry_run:
+        ask(connect_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
+        wait_until_gone(living.directory)
+    report([living.name], False, dry_run=dry_run, as_json=as_json)
+
+
+def report(names: list[str], daemons: bool, *, dry_run: bool, as_json: bool) -> None:
+    """Say what was stopped, or would be."""
+    if as_json:
+        print_json({"runs": names, "daemons": daemons, "done": not dry_run})
         return
-    link = connect_agent()
-    ask(link, StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
-    wait_until_gone(living.directory)
-    print(f"{living.name} is stopped")
+    parts = [", ".join(names)] * bool(names) + ["Argosy's daemons"] * daemons
+    if not parts:
+        print("nothing is running")
+    else:
+        print(f"{'would stop' if dry_run else 'stopped'} {' and '.join(parts)}")
 
 
 def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
@@ -51,8 +56,8 @@ def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def shut_down(names: list[str], patience_s: float = 120.0) -> None:
-    """Stop all runs and the daemons, and wait until they are gone."""
+def shut_down(patience_s: float = 120.0) -> bool:
+    """Stop all runs and the daemons, and wait until they are gone; False if there were none."""
     from argosy.fabric import runtime_dir
     from argosy.process import Shutdown, ask, connect_agent, reach_agent
 
@@ -60,8 +65,7 @@ def shut_down(names: list[str], patience_s: float = 120.0) -> None:
         link = connect_agent()
     except ArgosyError:
         if not (runtime_dir() / "warden.lock").exists():
-            print("nothing is running")
-            return
+            return False
         link = reach_agent()  # All daemons were killed: new ones know what they left, and remove it.
     ask(link, Shutdown("argosy stop --all"))
     link.close()
@@ -71,4 +75,4 @@ def shut_down(names: list[str], patience_s: float = 120.0) -> None:
         if time.monotonic() > deadline:
             raise DeadlinePassed("the end of the warden", patience_s)
         time.sleep(0.01)
-    print(f"stopped {len(names)} runs ({', '.join(names)}) and the daemons" if names else "stopped the daemons")
+    return True

@@ -1,11 +1,64 @@
-"""What `argosy run` takes over from torchrun's command line: `_` in flags, `--` for programs, stream masks."""
+"""What `argosy run` takes over from torchrun's command line: `_` in flags, `--` for programs, stream masks.
 
-from collections.abc import Sequence
+A flag of torchrun's that has no meaning here is accepted, and said to be ignored with the reason.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
-from argosy.core import ConfigError
+from argosy.core import ConfigError, parse_ranks
 from argosy.process import Stream
+
+_RENDEZVOUS = "ranks of one host need no rendezvous"
+_LOGS = "output and events are in the run's directory"
+IGNORED = {
+    "rdzv_backend": _RENDEZVOUS,
+    "rdzv_endpoint": _RENDEZVOUS,
+    "rdzv_id": _RENDEZVOUS,
+    "rdzv_conf": _RENDEZVOUS,
+    "local_addr": _RENDEZVOUS,
+    "monitor_interval": "exits are seen when they happen",
+    "start_method": "ranks are forked from a process that has imported their packages",
+    "event_log_handler": _LOGS,
+    "logs_specs": _LOGS,
+    "duplicate_stdout_filters": _LOGS,
+    "duplicate_stderr_filters": _LOGS,
+    "numa_binding": "no accelerator is supported yet",
+    "signals_to_handle": "TERM, INT and QUIT stop the run, USR1, USR2 and HUP are forwarded",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def ignored_flags(function: Function) -> Function:
+    """Accept the flags of torchrun's that mean nothing here."""
+    for name in IGNORED:
+        function = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(function)
+    return function
+
+
+def say_ignored(given: Collection[str]) -> list[str]:
+    """A line for each reason why given flags are ignored."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in IGNORED.items():
+        if name in given:
+            reasons.setdefault(reason, []).append(f"--{name.replace('_', '-')}")
+    return [f"ignored: {' '.join(flags)} ({reason})" for reason, flags in reasons.items()]
+
+
+def visible_devices(size: int, environment: Mapping[str, str]) -> list[str]:
+    """The one device that each rank sees under --virtual-local-rank.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES names fewer than there are ranks.
+    """
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(index) for index in range(size)] if text is None else [each.strip() for each in text.split(",")]
+    if len(devices) < size:
+        raise ConfigError(f"--virtual-local-rank needs a device for each of {size} ranks: CUDA_VISIBLE_DEVICES={text}")
+    return devices[:size]
 
 
 class UnderscoreCommand(click.Command):
@@ -36,8 +89,8 @@ class UnderscoreCommand(click.Command):
         return super().parse_args(ctx, [*result, *args[position:]])
 
 
-def shown_streams(redirects: str, size: int) -> list[tuple[Stream, ...]]:
-    """Per rank the streams that reach the terminal: all but those that go to files only.
+def shown_streams(redirects: str, size: int, ranks: str | None = None) -> list[tuple[Stream, ...]]:
+    """Per rank the streams that reach the terminal: all of `ranks` but those that go to files only.
 
     Raises:
         ConfigError: the text is none of torchrun's forms.
@@ -55,4 +108,5 @@ def shown_streams(redirects: str, size: int) -> list[tuple[Stream, ...]]:
     if any(mask not in range(4) for mask in hidden):
         raise ConfigError(f"--redirects takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both): {redirects!r}")
     names: Sequence[tuple[Stream, int]] = (("stdout", 1), ("stderr", 2))
-    return [tuple(name for name, bit in names if not mask & bit) for mask in hidden]
+    chosen = range(size) if ranks is None else parse_ranks(ranks, size)
+    return [tuple(name for name, bit in names if not mask & bit and rank in chosen) for rank, mask in enumerate(hidden)]

@@ -42,7 +42,11 @@ class Engine:
         with self._lock:
             self._number += 1
             head = msgspec.structs.replace(wish, number=self._number).pack()
-            code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
+            try:
+                code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
+            except BaseException as error:  # a signal's: the others must not wait for this rank
+                self.abort(f"rank {self._ranks[self.rank]} left {wish.name}: {type(error).__name__}")
+                raise
             if code == 0:
                 return
             error = self._explain(code, timeout_s)
@@ -53,9 +57,9 @@ class Engine:
         if self.segment.broken() is not None:
             raise self._explain(_ABORTED, 0.0)
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, code: int = ABORT_ELSEWHERE) -> None:
         """Break the waits of all ranks because of something outside this group."""
-        self.segment.abort(ABORT_ELSEWHERE, cause)
+        self.segment.abort(code, cause)
 
     def close(self) -> None:
         """Watch the peers no more. The memory goes when the last operation lets go of it."""
@@ -91,10 +95,10 @@ class Engine:
             return CollectiveMismatch(explain([wish for wish, _ in found], [sizes for _, sizes in found]))
         if code == _DEADLINE:
             error = self.explain_deadline(str(wish), timeout_s)
-            self.segment.abort(ABORT_DEADLINE, str(error))
+            self.segment.say(str(error))
             return error
         reason, cause = self.segment.broken() or (ABORT_ELSEWHERE, "")
-        # The cause is written before the word, but by another process: give it a moment.
+        # The cause is written after the word, by another process: give it a moment.
         for _ in range(10):
             if cause:
                 break

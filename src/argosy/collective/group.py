@@ -184,10 +184,17 @@ class Group(dist.ProcessGroup):
         if self._inside is not None and generation <= self.generation:
             raise ConfigError(f"the generation must grow beyond {self.generation}: {generation}")
         deadline = time.monotonic() + timeout_s
-        for group in registry.groups():
-            if group is self or set(group._ranks) <= set(self._ranks):
-                own = layout if group is self else ""
-                group._form(generation, own, max(0.0, deadline - time.monotonic()), give_up)
+        formed: list[Group] = []
+        try:
+            for group in registry.groups():
+                if group is self or set(group._ranks) <= set(self._ranks):
+                    own = layout if group is self else ""
+                    group._form(generation, own, max(0.0, deadline - time.monotonic()), give_up)
+                    formed.append(group)
+        except ArgosyError as error:
+            for group in formed:  # the peers may be in them already, and wait for this rank
+                group.give_up(error)
+            raise
 
     def _form(self, generation: int, layout: str, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
         rank, size = self._place

@@ -2,7 +2,7 @@
 
 L1  While the latch is set no operation of any group raises a loss: it answers locally and at once.
 L2  All survivors see the same outcome of a vote: its one arrival beats every abort.
-L3  An exception raised after a loss is a consequence of it and ends with the block.
+L3  An exception raised after a loss is a consequence of it and ends with the block; one that `apply` raises does not.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ class Latch:
         self._group = group
         self.loss: ArgosyError | None = None
         self.committed = False
+        self._agreed = False
 
     def __enter__(self) -> "Latch":
         if registry.latch() is not None:
@@ -40,7 +41,7 @@ class Latch:
     ) -> bool:
         self._drain()
         registry.set_latch(None)
-        return self.loss is not None and isinstance(error, Exception)  # L3
+        return self.loss is not None and not self._agreed and isinstance(error, Exception)  # L3
 
     def trip(self, loss: ArgosyError) -> None:
         """Keep the first loss, and break the waits of every group: the step cannot count any more."""
@@ -54,13 +55,13 @@ class Latch:
         self._drain()
         if self.loss is None:
             try:
-                agreed = self._group.agree(ready)
+                self._agreed = self._group.agree(ready)
             except (PeerLost, DeadlinePassed) as loss:
                 self.trip(loss)
                 return False
-            if agreed and apply is not None:
+            if self._agreed and apply is not None:
                 apply()
-            self.committed = agreed
+            self.committed = self._agreed
         return self.committed
 
     def _drain(self) -> None:

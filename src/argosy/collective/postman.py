@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from argosy.collective.engine import Engine
-from argosy.collective.segment import RING_HEADER
+from argosy.collective.segment import ABORT_DEADLINE, RING_HEADER
 from argosy.core import ArgosyError, DeadlinePassed
 
 _MESSAGE = struct.Struct("<qQ")
@@ -237,7 +237,9 @@ class Postman:
             late += [letter for letters in self._sends.values() for letter in letters if letter.deadline < now]
         if late:
             what = f"send or recv with rank {late[0].peer} at {late[0].site or '?'}"
-            raise self._engine.explain_deadline(what, 0.0)
+            error = self._engine.explain_deadline(what, 0.0)
+            self._engine.abort(str(error), ABORT_DEADLINE)
+            raise error
 
     def _fail_all(self, error: ArgosyError) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ import msgspec
 
 from argosy._select import native_is_compiled
 from argosy.collective import segment as segments
-from argosy.collective.segment import Segment
+from argosy.collective.segment import ABORT_ELSEWHERE, Segment
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
 
 _POLL_S = 0.002
@@ -82,9 +82,13 @@ def meet(
         else:
             segment = segments.open_of(first.pid, first.fd, meeting.size, meeting.rank, "rank 0")
         # The leader may close its descriptor, and die, only when all have opened it.
-        store.set(meeting.key(meeting.rank) + "/open", b"1")
-        if leader:
-            _await_open(store, meeting, hellos, timeout_s, give_up)
+        try:
+            store.set(meeting.key(meeting.rank) + "/open", b"1")
+            if leader:
+                _await_open(store, meeting, hellos, timeout_s, give_up)
+        except BaseException as error:  # those who have it already must not wait for this rank
+            segment.abort(ABORT_ELSEWHERE, f"rank {meeting.rank} did not join: {type(error).__name__}")
+            raise
         return hellos, segment
     finally:
         if fd >= 0:

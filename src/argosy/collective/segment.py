@@ -3,7 +3,7 @@
 A segment is an anonymous file (memfd): it needs no room in /dev/shm and cannot be left behind. It is used until
 its first abort; then a new generation has a new one.
 
-Header of 4096 bytes, then a region per rank: words, three heads, three buffers, and an inbox ring for each
+Header of 4096 bytes, then a region per rank: words, two heads, two windows of slots, and an inbox ring for each
 sender. native/src/segment.rs has the same offsets.
 """
 
@@ -13,16 +13,18 @@ import mmap
 import os
 import struct
 
+from argosy._select import native
 from argosy.collective.wire import HEAD_BYTES, Wish
 from argosy.core import ArgosyError, PeerLost
 
 MAGIC = int.from_bytes(b"ARGSEGM\x01", "little")
-_HEADER = struct.Struct("<QIIQII")
-_ABORT_AT, _BELL_AT, _CAUSE_AT, _CAUSE_BYTES = 64, 128, 256, 200
+_HEADER = struct.Struct("<QIIQIIII16s")
+_STATE_AT, _CAUSE_AT, _CAUSE_BYTES = 64, 256, 400
 _FIRST_AT, _HEADS_AT, _DOORBELL_AT, _LAST_HEAD_AT = 4096, 256, 64, 192
 RING_HEADER = 128
-CHUNK_BYTES = 384 << 10
-"""Of each of the three buffers; that all of a group stay in the cache was worth 2x against 16 MiB."""
+SLOT_BYTES = 128 << 10
+WINDOW_SLOTS = 8
+"""Slots of a rank for one operation: a rank that gets a core runs ahead of the others by so much."""
 
 ABORT_DEADLINE = 0xFFFFFFFE
 ABORT_ELSEWHERE = 0xFFFFFFFF
@@ -41,14 +43,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Shape:
     """Where things are in a segment for `size` ranks."""
 
-    def __init__(self, size: int, chunk: int = CHUNK_BYTES) -> None:
-        self.size, self.chunk = size, chunk
+    def __init__(self, size: int) -> None:
+        self.size, self.slot, self.window = size, SLOT_BYTES, WINDOW_SLOTS
         self.head_stride = -(-(HEAD_BYTES + 16 * size) // 64) * 64
-        self.buffers_at = -(-(_HEADS_AT + 3 * self.head_stride) // 4096) * 4096
-        self.rings_at = self.buffers_at + 3 * chunk
+        slots_at = -(-(_HEADS_AT + 2 * self.head_stride) // 4096) * 4096
+        self.rings_at = slots_at + 2 * self.window * self.slot
         self.ring = max(8 << 10, min(256 << 10, (1 << 20) // size)) // 64 * 64
         self.stride = -(-(self.rings_at + size * (RING_HEADER + self.ring)) // 4096) * 4096
         self.total = _FIRST_AT + size * self.stride
+
+    def pack(self) -> bytes:
+        identity = os.urandom(16)
+        return _HEADER.pack(
+            MAGIC, self.size, self.slot, self.stride, self.head_stride, self.ring, self.window, 0, identity
+        )
 
 
 def create(size: int) -> int:
@@ -61,7 +69,7 @@ def create(size: int) -> int:
     fd = os.memfd_create("argosy-collective", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, shape.total)  # a lack of memory is said here, not by SIGBUS in an operation
-        os.pwrite(fd, _HEADER.pack(MAGIC, size, shape.chunk, shape.stride, shape.head_stride, shape.ring), 0)
+        os.pwrite(fd, shape.pack(), 0)
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
@@ -79,26 +87,28 @@ class Segment:
         self._anchor = ctypes.c_char.from_buffer(self._memory)
         self.address = ctypes.addressof(self._anchor)
         self.view = memoryview(self._memory)
-        magic, count, chunk, stride, *_ = _HEADER.unpack_from(self.view)
-        if (magic, count, chunk, stride) != (MAGIC, size, self.shape.chunk, self.shape.stride):
+        magic, count, slot, stride, *_ = _HEADER.unpack_from(self.view)
+        if (magic, count, slot, stride) != (MAGIC, size, self.shape.slot, self.shape.stride):
             raise ArgosyError("a peer made its shared segment with another version of argosy")
 
     # -- ending it ---------------------------------------------------------------------------------
 
     def abort(self, code: int, cause: str = "") -> None:
         """Break every wait in the segment, now and later. The first reason stays."""
-        word = self._word(_ABORT_AT)
-        if word.value == 0:
-            raw = cause.encode()[: _CAUSE_BYTES - 1]
-            self.view[_CAUSE_AT : _CAUSE_AT + len(raw) + 1] = raw + b"\0"
-            word.value = code
-        wake(self.address + _BELL_AT)
+        if native.abort_segment(self.address, code):
+            self.say(cause)
         for rank in range(self.shape.size):
             self.ring_doorbell(rank)
 
+    def say(self, cause: str) -> None:
+        """Tell the others why the segment is aborted: by the one who did it."""
+        raw = cause.encode()[: _CAUSE_BYTES - 1]
+        self.view[_CAUSE_AT + 1 : _CAUSE_AT + len(raw)] = raw[1:]
+        self.view[_CAUSE_AT : _CAUSE_AT + 1] = raw[:1] or b"\0"  # it is read when its first byte is there
+
     def broken(self) -> tuple[int, str] | None:
         """Why the segment was aborted, or None."""
-        code = self._word(_ABORT_AT).value
+        code = self._word(_STATE_AT + 4).value
         if code == 0:
             return None
         raw = bytes(self.view[_CAUSE_AT : _CAUSE_AT + _CAUSE_BYTES])
@@ -113,7 +123,7 @@ class Segment:
         """What `rank` asked for in `stage`, or last, with the lengths it sends and receives."""
         region = self._region(rank)
         which = self._word(region + _LAST_HEAD_AT).value if stage is None else stage
-        at = region + _HEADS_AT + which % 3 * self.shape.head_stride
+        at = region + _HEADS_AT + which % 2 * self.shape.head_stride
         lengths = struct.unpack_from(f"<{2 * self.shape.size}Q", self.view, at + HEAD_BYTES)
         return Wish.unpack(bytes(self.view[at : at + HEAD_BYTES])), lengths
 

@@ -94,16 +94,17 @@ class Queue:
         self._name = name
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        self._busy = False
+        self._open = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def idle(self) -> bool:
-        return not self._jobs and not self._busy
+        return not self._open
 
     def put(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._jobs.append(job)
+            self._open += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
@@ -127,11 +128,10 @@ class Queue:
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
-                self._busy = True
             try:
                 job()
             finally:
                 with self._changed:
-                    self._busy = False
+                    self._open -= 1
                     self._changed.notify_all()
                 del job

@@ -41,4 +41,4 @@ class DeadlinePassed(ArgosyError):
         self.what, self.seconds = what, seconds
 
     def __str__(self) -> str:
-        return f"{self.what}: not within {self.seconds:g} s"
+        return f"not done within {self.seconds:g} s: {self.what}"

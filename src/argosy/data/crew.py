@@ -16,7 +16,7 @@ from argosy.data.errors import WorkerLost
 from argosy.data.fill import Filled, Recipe, fill
 from argosy.data.keyed import undisturbed
 from argosy.data.plan import Plan, hint_of
-from argosy.data.pool import Pool
+from argosy.data.pool import Pool, keep_heap
 
 
 class Ticket(NamedTuple):
@@ -67,6 +67,7 @@ class Inline:
         self._plan, self._recipe = plan, recipe
         sources: list[Any] = getattr(recipe.reader, "sources", [None])
         self._pool = Pool()
+        keep_heap()
         self._calls_user_code = not all(hasattr(source, "gather") for source in sources)
 
     def get(self, ticket: Ticket, ahead: Sequence[Ticket]) -> Filled:
@@ -88,6 +89,7 @@ class ThreadCrew:
         self._plan, self._recipe, self._hang_s = plan, replace(recipe, seeded=False), threads.hang_s
         self.depth = threads.count * threads.ahead
         self._pool = Pool()
+        keep_heap()
         self._threads = ThreadPoolExecutor(threads.count, thread_name_prefix="argosy-data")
         self._asked: dict[Ticket, Future[Filled]] = {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.core import ConfigError
-from argosy.data.collate import Collate, Empty, stack
+from argosy.data.collate import Collate, Empty, Stack
 from argosy.data.errors import SampleError
 from argosy.data.keyed import begin_sample
 from argosy.data.plan import Identity, Reader, Rows
@@ -91,25 +91,28 @@ def fill(
         if batch is not None:
             return Filled(batch, rows)
     samples: list[Any] = []
+    batch = Stack(reader.count(rows), empty)
+    take = samples.append if recipe.collate is not None else batch.add
     skipped: list[Skipped] = []
     for number, (epoch, index) in enumerate(reader.keys(rows)):
         progress(number)
         begin_sample(recipe.seed, epoch, index, globally=recipe.seeded)
         try:
-            samples.append(reader.one(rows, number))
+            sample = reader.one(rows, number)
         except Exception as error:
             where = reader.where(rows, number)
             if recipe.skip is None or not isinstance(error, recipe.skip.errors):
                 raise _sample_error(where, error) from error
             skipped.append(Skipped(reader.identity(rows, number), where, _describe(error)))
-    if not samples:
-        batch = None
-    elif recipe.collate is not None:
-        batch = recipe.collate(samples)
+            continue
+        take(sample)
+        del sample
+    if len(skipped) == reader.count(rows):
+        made = None
     else:
-        batch = stack(samples, empty)
+        made = recipe.collate(samples) if recipe.collate is not None else batch.finish()
     report = getattr(reader, "report", None)
-    return Filled(batch, rows, skipped, report(rows) if report is not None else None)
+    return Filled(made, rows, skipped, report(rows) if report is not None else None)
 
 
 def _sample_error(where: str, error: Exception) -> SampleError:

@@ -3,6 +3,7 @@
 K1  The same key gives the same numbers from `random`, `numpy.random` and torch, whatever was drawn before.
 """
 
+import _random
 import hashlib
 import random
 import struct
@@ -21,6 +22,8 @@ _SIGNED = 0x7FFFFFFFFFFFFFFF
 _ALL = 0xFFFFFFFFFFFFFFFF
 _SAMPLE = struct.Struct("<QQQ")
 _now = threading.local()
+_python: Any = cast(Any, random.seed).__self__
+_spare = np.random.MT19937(0)
 
 
 def seed_generators(*key: int | str) -> None:
@@ -30,7 +33,11 @@ def seed_generators(*key: int | str) -> None:
     """
     word = derive_key(*key)
     _set(word)
-    torch = cast(Any, sys.modules.get("torch"))
+    seed_devices(word, sys.modules.get("torch"))
+
+
+def seed_devices(word: int, torch: Any) -> None:
+    """Key the generators of CUDA devices, if they are in use."""
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:
             generator.manual_seed(word & _SIGNED)
@@ -38,7 +45,8 @@ def seed_generators(*key: int | str) -> None:
 
 def _set(word: int) -> None:
     """Key the generators of the CPU."""
-    random.seed(word)
+    _random.Random.seed(_python, word)  # As random.seed does, which looks at kinds of keys for a while first.
+    _python.gauss_next = None
     np.random.seed(word & 0xFFFFFFFF)
     torch = cast(Any, sys.modules.get("torch"))
     if torch is None or not hasattr(torch, "default_generator"):
@@ -71,13 +79,27 @@ def sample_rng() -> np.random.Generator:
 def undisturbed() -> Generator[None]:
     """Give the global generators back as they were."""
     torch = cast(Any, sys.modules.get("torch"))
-    states = random.getstate(), np.random.get_state()
+    state = random.getstate()
     generator = None if torch is None else torch.default_generator
     tensor = None if generator is None else generator.get_state()
+    with _other_numpy():
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if generator is not None:
+                generator.set_state(tensor)
+
+
+@contextmanager
+def _other_numpy() -> Generator[None]:
+    """Let numpy's global functions draw from another generator: writing their state back costs 80 us."""
+    numpy: Any = np.random
+    own, state = numpy.get_bit_generator(), numpy.get_state(legacy=False)
+    numpy.set_bit_generator(_spare)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if generator is not None:
-            generator.set_state(tensor)
+        numpy.set_bit_generator(own)
+        if state["has_gauss"]:  # The second of a pair of normal numbers does not belong to the generator.
+            np.random.set_state(state)

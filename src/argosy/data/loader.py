@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from argosy.data.planning import plan_of
 from argosy.data.processes import ProcessCrew, Processes
 from argosy.data.share import check_share, share
 from argosy.fabric import here
-from argosy.observe import Doing, attached
+from argosy.observe import Doing, attached, span
 
 FORMAT = 1
 SKIPPED_KEPT = 1000
@@ -215,19 +216,26 @@ class Loader:
             cursor += self._count(cursor)
 
     def _hand_out(self, ticket: Ticket) -> Any:
-        page, began = attached(), time.perf_counter()
-        page.enter(Doing.DATA)
-        try:
+        with self._waiting():
             if self._held.crew is None:
                 self._held.crew = self._hire()
             crew = self._held.crew
             filled = crew.get(ticket, list(itertools.islice(self._following(ticket), crew.depth)))
+        self._account(ticket, filled)
+        self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows)
+        return as_tensors(filled.batch, sys.modules.get("torch"))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """The training waits for data: seen on its page, recorded as a span, counted here."""
+        page, began = attached(), time.perf_counter()
+        page.enter(Doing.DATA)
+        try:
+            with span("data", self.step):
+                yield
         finally:
             page.enter(Doing.NOTHING)
             self.waits.add(time.perf_counter() - began)
-        self._account(ticket, filled)
-        self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows)
-        return _as_tensors(filled.batch)
 
     def _account(self, ticket: Ticket, filled: Filled) -> None:
         """Keep what the microbatch reports until the step is committed."""
@@ -264,9 +272,8 @@ def _my_place() -> tuple[int, int]:
     return place.rank.index, place.size
 
 
-def _as_tensors(batch: Any) -> Any:
+def as_tensors(batch: Any, torch: Any) -> Any:
     """Arrays become tensors where torch is imported, in pinned memory where there is an accelerator."""
-    torch = cast(Any, sys.modules.get("torch"))
     if torch is None or not hasattr(torch, "from_numpy"):
         return batch
     if torch.accelerator.is_available():

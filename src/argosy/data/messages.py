@@ -66,6 +66,10 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 ToTemplate = Fork
 
 
+class Born(msgspec.Struct, frozen=True, tag=True):
+    """The template exists; its pidfd comes along."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The template has the source loaded."""
 
@@ -92,7 +96,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-FromTemplate = Ready | Broken | Forked | Ended
+FromTemplate = Born | Ready | Broken | Forked | Ended
 
 to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
 from_template: msgspec.msgpack.Decoder[FromTemplate] = msgspec.msgpack.Decoder(FromTemplate)

@@ -20,23 +20,27 @@ from numpy.typing import DTypeLike
 from argosy.data.collate import Array
 
 SLAB_BYTES = 1 << 33
-"""The address range of a slab, of which only the pages that were written exist."""
+"""The address range of a slab, of which only the pages that were written exist; less where that is limited."""
+SLAB_BYTES_MIN = 1 << 26
 _ALIGN = 64
-
-
-def make_slab() -> int:
-    """Return the descriptor of a new, empty slab."""
-    fd = os.memfd_create("argosy-batch", os.MFD_CLOEXEC)
-    os.ftruncate(fd, SLAB_BYTES)
-    return fd
 
 
 class SlabWriter:
     """The worker's end: arrays are made in the slab one after the other."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._map = mmap.mmap(fd, SLAB_BYTES)
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("argosy-batch", os.MFD_CLOEXEC)
+        self._size = SLAB_BYTES
+        os.ftruncate(self.fd, self._size)
+        while True:
+            try:
+                self._map = mmap.mmap(self.fd, self._size)
+                break
+            except OSError:
+                if self._size <= SLAB_BYTES_MIN:
+                    os.close(self.fd)
+                    raise
+                self._size //= 4
         self._bytes: Array = np.frombuffer(self._map, np.uint8)
         self._address = self._bytes.ctypes.data
         self.used = 0
@@ -53,8 +57,8 @@ class SlabWriter:
 
     def _take(self, size: int) -> int:
         start = -(-self.used // _ALIGN) * _ALIGN
-        if start + size > SLAB_BYTES:
-            raise MemoryError(f"a batch holds {SLAB_BYTES} bytes at most")
+        if start + size > self._size:
+            raise MemoryError(f"a batch holds {self._size} bytes at most here")
         self.used = start + size
         return start
 
@@ -71,7 +75,7 @@ class SlabWriter:
         def keep(buffer: pickle.PickleBuffer) -> None:
             raw = np.frombuffer(buffer.raw(), np.uint8)
             start = raw.ctypes.data - self._address
-            if not 0 <= start < SLAB_BYTES:
+            if not 0 <= start < self._size:
                 start = self._take(raw.size)
                 self._bytes[start : start + raw.size] = raw
             places.append((start, raw.size))

@@ -1,15 +1,17 @@
 """The template of a loader's workers: has the source loaded, and forks a worker whenever it is asked to.
 
-    python -m argosy.data.template LINK SOURCE    (descriptors)
+    python -m argosy.data.template LINK SOURCE LIFE    (descriptors)
 
-So packages are imported once for all workers, their memory is shared, and a replacement is there in milliseconds.
+or forked from a rank's zygote, which calls `begin`. So packages are imported once for all workers, their memory is
+shared, and a replacement is there in milliseconds.
 
 T1  It forks only while it has one thread; where the source started others, workers are executed afresh instead.
-T2  It ends with its loader. Workers do not need it: they end with theirs.
+T2  It ends with its loader, even while the source is being loaded. Workers do so too, and do not need it.
 """
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -22,9 +24,9 @@ from typing import Any
 import setproctitle
 
 from argosy.core import PeerLost
-from argosy.data.messages import Broken, Ended, Fork, Forked, Ready, ToTemplate, to_template
+from argosy.data.messages import Born, Broken, Ended, Fork, Forked, Ready, ToTemplate, to_template
 from argosy.data.parcel import open_parcel
-from argosy.data.worker import serve
+from argosy.data.worker import end_with, serve
 from argosy.fabric import Link
 
 _POLL_S = 60.0
@@ -33,8 +35,8 @@ _POLL_S = 60.0
 class Template:
     """The loop's state."""
 
-    def __init__(self, link: Link[ToTemplate], source: int, recipe: Any) -> None:
-        self._link, self._source, self._recipe = link, source, recipe
+    def __init__(self, link: Link[ToTemplate], source: int, life: int, recipe: Any) -> None:
+        self._link, self._source, self._life, self._recipe = link, source, life, recipe
         self._children: dict[int, tuple[int, int]] = {}
         """Number and pid of each worker, by its pidfd."""
 
@@ -66,10 +68,11 @@ class Template:
 
     def _become_worker(self, link: int, progress: int, alone: bool) -> None:
         if not alone:  # T1
-            for fd in (link, progress, self._source):
+            fds = (link, self._source, self._life, progress)
+            for fd in fds:
                 os.set_inheritable(fd, True)
-            words = [sys.executable, "-P", "-m", "argosy.data.worker", *map(str, (link, self._source, progress))]
-            os.execv(sys.executable, words)
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "argosy.data.worker", *map(str, fds)])
+        end_with(self._life)
         for pidfd in self._children:
             os.close(pidfd)
         os.close(self._link.fileno())
@@ -87,24 +90,46 @@ class Template:
 
 def main() -> None:
     """Be a template; the arguments are descriptors."""
-    link_fd, source = (int(word) for word in sys.argv[1:3])
-    for fd in (link_fd, source):
+    link, source, life = (int(word) for word in sys.argv[1:4])
+    for fd in (link, source, life):
         os.set_inheritable(fd, False)
+    serve_template(link, source, life)
+
+
+def begin(link: int, source: int, life: int, around: int) -> None:
+    """Be a template that was forked: first take over where the loader is, and what it could import."""
+    variables, path, cwd = open_parcel(around)
+    os.close(around)
+    for name in set(os.environ) - set(variables):
+        del os.environ[name]
+    os.environ.update(variables)
+    sys.path[:] = path
+    importlib.invalidate_caches()  # The zygote may have looked before a file of the user's came.
+    os.chdir(cwd)
+    serve_template(link, source, life)
+
+
+def serve_template(link_fd: int, source: int, life: int) -> None:
+    """Load the source and fork workers until the loader is gone. Does not return."""
+    end_with(life)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loader's to answer.
     setproctitle.setproctitle("argosy: data workers' template")
     link = Link(socket.socket(fileno=link_fd), to_template, "the loader")
     began = time.perf_counter()
     with contextlib.suppress(PeerLost):
+        myself = os.pidfd_open(os.getpid())
+        link.send(Born(), [myself])
+        os.close(myself)
         try:
             recipe = open_parcel(source)
         except BaseException:
             link.send(Broken(traceback.format_exc()[-(1 << 16) :]))
             link.wait(_POLL_S)
-            return
+            os._exit(1)
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         link.send(Ready(time.perf_counter() - began))
-        Template(link, source, recipe).loop()
+        Template(link, source, life, recipe).loop()
     os._exit(0)
 
 

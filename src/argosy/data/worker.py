@@ -4,6 +4,7 @@ W1  It ends when its loader does, even while a sample is being made.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import pickle
@@ -11,7 +12,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -39,10 +39,12 @@ from argosy.data.messages import (
     to_worker,
 )
 from argosy.data.parcel import open_parcel
-from argosy.data.slab import SlabWriter, make_slab
+from argosy.data.pool import keep_heap
+from argosy.data.slab import SlabWriter
 from argosy.fabric import Link
 
 WAIT_S = 3600.0
+_F_SETSIG = 10
 
 
 class Worker:
@@ -77,7 +79,7 @@ class Worker:
         rows = np.frombuffer(load.rows, np.int64).reshape(-1, load.width)
         number = self._free.pop() if self._free else len(self._slabs)
         if number == len(self._slabs):
-            self._slabs.append(SlabWriter(make_slab()))
+            self._slabs.append(SlabWriter())
         slab = self._slabs[number]
         slab.reset()
         self._progress[TICKET] = load.number
@@ -130,27 +132,31 @@ def portable(error: Exception, trace: str) -> bytes:
     return pickle.dumps((SampleError(where, cause), None))
 
 
-def _end_with(link: int) -> None:
-    """End this process when the loader's end of the link closes, whatever the main thread does (W1)."""
+def end_with(life: int) -> None:
+    """Let the kernel end this process when the loader, which writes to the pipe `life`, is gone (W1).
 
-    def watch() -> None:
-        poller = select.poll()
-        poller.register(link, select.POLLRDHUP | select.POLLHUP)
-        poller.poll()
+    That needs no thread, and works whatever the process is doing. Each process opens the pipe for itself: who
+    gets the signal belongs to what was opened.
+    """
+    mine = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(mine, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(mine, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(mine, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(mine, 0)
+    if poller.poll(0):  # It was gone before.
         os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
     """Be a worker until the loader is gone. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loader's to answer.
     setproctitle.setproctitle("argosy: data worker")
-    _end_with(link_fd)
     link = Link(socket.socket(fileno=link_fd), to_worker, "the loader")
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
     if (torch := cast(Any, sys.modules.get("torch"))) is not None:
         torch.set_num_threads(1)
+    keep_heap()
     with contextlib.suppress(PeerLost):
         link.send(Started())
         Worker(link, recipe, progress).loop()
@@ -159,9 +165,10 @@ def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
 
 def main() -> None:
     """Be a worker that loads the source itself; the arguments are descriptors."""
-    link, source, progress = (int(word) for word in sys.argv[1:4])
-    for fd in (link, source, progress):
+    link, source, life, progress = (int(word) for word in sys.argv[1:5])
+    for fd in (link, source, life, progress):
         os.set_inheritable(fd, False)
+    end_with(life)
     serve(link, progress, open_parcel(source))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,18 @@ class Arrive(msgspec.Struct, frozen=True, tag=True):
     run: str
     rank: RankId
     count: int
+
+
+class Assist(msgspec.Struct, frozen=True, tag=True):
+    """A rank wants a process beside it, forked from its zygote, which calls `entry` ("module:function").
+
+    Descriptors: its standard output and error, then what `entry` is called with. No answer: where there is no
+    zygote they are closed, which the rank sees at the other ends.
+    """
+
+    run: str
+    rank: RankId
+    entry: str
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
@@ -66,6 +79,23 @@ class Place(msgspec.Struct, kw_only=True):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
+
+    def fork(self, entry: str, fds: Sequence[int]) -> bool:
+        """Ask for a warm process in this rank's group that calls `entry` with `fds`; False if there is no agent.
+
+        Where there is no zygote the descriptors are closed: watch the other end of one of them.
+        """
+        if self.socket is None:
+            return False
+        try:
+            link: Link[Released] = connect(self.socket, _decoder, "the agent")
+            try:
+                link.send(Assist(self.run, self.rank, entry), [1, 2, *fds])
+                return not link.wants_write
+            finally:
+                link.close()
+        except (PeerLost, OSError):  # Standard output may be closed.
+            return False
 
 
 @cache

@@ -18,6 +18,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -31,6 +32,7 @@ FRAME_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 64 << 20
 FDS_MAX = 64
 _RECEIVE_BYTES = 1 << 18
+_BATCH = 64
 
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
@@ -74,6 +76,15 @@ class Link(Generic[Message]):
         Raises:
             PeerLost: the peer is gone, or reads so slowly that the queue reached its bound.
         """
+        self.queue(message, fds)
+        self.flush()
+
+    def queue(self, message: object, fds: Sequence[int] = ()) -> None:
+        """Send `message` with the next `flush`: many small ones then cost one call.
+
+        Raises:
+            PeerLost: the peer reads so slowly that the queue reached its bound.
+        """
         payload = _encoder.encode(message)
         if len(payload) > FRAME_BYTES_MAX:
             raise ValueError(f"a frame holds {FRAME_BYTES_MAX} bytes at most: {len(payload)}")
@@ -82,15 +93,15 @@ class Link(Generic[Message]):
         frame = _HEADER.pack(len(payload), len(fds)) + payload
         self._unsent.append((frame, [os.dup(fd) for fd in fds]))
         self._unsent_bytes += len(frame)
-        self.flush()
 
     def flush(self) -> None:
         """Send queued frames until the socket is full."""
         while self._unsent:
-            data, fds = self._unsent[0]
+            data, fds = self._unsent[0]  # Only the first of a batch may carry descriptors.
+            plain = takewhile(lambda frame: not frame[1], islice(self._unsent, 1, _BATCH))
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             try:
-                sent = self._sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+                sent = self._sock.sendmsg([data, *(more for more, _ in plain)], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -98,10 +109,11 @@ class Link(Generic[Message]):
             for fd in fds:
                 os.close(fd)
             self._unsent_bytes -= sent
-            if sent == len(data):
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = (data[sent:], [])
+            while sent:
+                data, _ = self._unsent.popleft()
+                if sent < len(data):
+                    self._unsent.appendleft((data[sent:], []))
+                sent -= min(sent, len(data))
 
     def receive(self) -> list[tuple[Message, list[int]]]:
         """Return the messages that are complete, with their descriptors, which the caller owns.
@@ -195,7 +207,7 @@ class Link(Generic[Message]):
         fds = [self._received_fds.popleft() for _ in range(fd_count)]
         try:
             return self._decoder.decode(payload), fds
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             for fd in fds:
                 os.close(fd)
             raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None

@@ -1,16 +1,15 @@
-"""What a rank tells about itself while it runs: progress page, journal, torch hooks.
+"""What a rank tells about itself while it runs: progress page, spans, journal, torch hooks.
 
 This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
 """
 
-from argosy.observe.blame import Absence, absentees
 from argosy.observe.hooks import attach, attached, count_collective, install, install_when_imported, mark_waiting
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
+from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
 
 __all__ = [
-    "Absence",
     "Damage",
     "DamagedJournal",
     "Doing",
@@ -21,7 +20,8 @@ __all__ = [
     "Page",
     "Phase",
     "Progress",
-    "absentees",
+    "Ring",
+    "Span",
     "attach",
     "attached",
     "count_collective",
@@ -30,4 +30,7 @@ __all__ = [
     "install_when_imported",
     "mark_waiting",
     "read_journal",
+    "read_spans",
+    "record_spans",
+    "span",
 ]

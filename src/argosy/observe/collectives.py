@@ -23,6 +23,7 @@ from typing import Any
 from argosy.observe.page import Page
 from argosy.observe.progress import P2P_OPS
 from argosy.observe.sites import call_site
+from argosy.observe.untraced import untraced
 
 _DISPATCH_KEY = "ADInplaceOrView"
 _WORKS_MAX = 1024
@@ -102,6 +103,8 @@ class Collectives:
         for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
             with suppress(Exception):
                 patch(c10d)
+        for hooked in (c10d.ProcessGroup.allreduce, c10d.Work.wait):  # One code for all methods.
+            untraced(torch, hooked, callees=True)
 
     # -- counting ----------------------------------------------------------------------------------
 
@@ -205,6 +208,7 @@ class Collectives:
             with suppress(Exception):
                 overload = getattr(torch.ops.c10d, name).default
                 hook = self._operator(overload, op, c10d.ProcessGroup.unbox)
+                untraced(torch, hook, callees=True)
                 library.impl(name, hook, _DISPATCH_KEY)
         self._library = library  # the registrations end with it
 

@@ -3,7 +3,8 @@
 Every patch fails open: what cannot be installed is left out, and a hook that fails never reaches user code.
 Nothing here imports torch: `install` patches a torch that is there, `install_when_imported` waits for it.
 
-H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds.
+H1  Under torch.compile every hook is invisible: it tests `is_compiling` first, so that fullgraph=True holds,
+    and Dynamo does not look at its frame after a graph break of the user's.
     A compiled optimizer step is therefore not counted.
 H2  No result changes: the hooks touch no tensor.
 
@@ -24,6 +25,7 @@ from argosy.observe.collectives import Collectives
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag
 from argosy.observe.sites import call_site
+from argosy.observe.untraced import untraced
 
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data.dataloader"
@@ -45,6 +47,8 @@ class _Hooks:
         torch = sys.modules.get("torch")
         if torch is None:
             return
+        for ours in (Page.enter, Page.step, Page.issue, Page.wait, Page.waited, call_site):
+            untraced(torch, ours, callees=True)
         patches: dict[str, Callable[[Any], None]] = {
             "torch.optim.optimizer": lambda module: self._patch_optimizer(torch, module),
             "torch.nn": lambda module: self._patch_forward(torch, module),
@@ -68,6 +72,7 @@ class _Hooks:
             if not compiling():
                 self.page.step()
 
+        untraced(torch, stepped, callees=True)
         module.register_optimizer_step_post_hook(stepped)
 
     def _patch_forward(self, torch: Any, module: Any) -> None:
@@ -87,6 +92,7 @@ class _Hooks:
                 inside = False
                 self.page.enter(_NOTHING)
 
+        untraced(torch, __call__)
         module.Module.__call__ = __call__
 
     def _patch_backward(self, torch: Any, module: Any) -> None:
@@ -103,6 +109,7 @@ class _Hooks:
             finally:
                 self.page.enter(_NOTHING)
 
+        untraced(torch, backward)
         module.backward = backward
 
     def _patch_loader(self, module: Any) -> None:

@@ -25,6 +25,8 @@ class Flag(IntFlag):
     """A torch process group was formed."""
     RUN_MANAGED = 8
     """`argosy.Run` owns the step loop."""
+    SERVED = 16
+    """A rank of a mesh has answered a call."""
 
 
 class Doing(IntEnum):

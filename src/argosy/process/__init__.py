@@ -4,6 +4,7 @@
     rank      zygote, fork, user code, end                       imports   what a script will import
     evidence  stacks, hangs, incidents, why                      output    log files and the merged stream
     terminal  the user's side                                    upkeep    doctor and clean
+    actors    meshes of ranks that are called like objects
 
 The names below are all that other rooms use; each is imported when first asked for.
 """
@@ -13,6 +14,15 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.process.actors.cluster import Cluster as Cluster
+    from argosy.process.actors.cluster import connect as connect
+    from argosy.process.actors.cluster import local as local
+    from argosy.process.actors.cluster import serve as serve
+    from argosy.process.actors.host import endpoint as endpoint
+    from argosy.process.actors.mesh import Mesh as Mesh
+    from argosy.process.actors.readiness import Answers as Answers
+    from argosy.process.actors.readiness import LogLine as LogLine
+    from argosy.process.actors.readiness import Tcp as Tcp
     from argosy.process.evidence.incident import Incident as Incident
     from argosy.process.evidence.incident import read_incidents as read_incidents
     from argosy.process.evidence.stacks import find_py_spy as find_py_spy
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
     from argosy.process.output.stream import Stream as Stream
     from argosy.process.output.tail import Tail as Tail
     from argosy.process.rank.environment import open_environment as open_environment
+    from argosy.process.rank.environment import own_limits as own_limits
     from argosy.process.rank.environment import seal_environment as seal_environment
     from argosy.process.run.launch import Launch as Launch
     from argosy.process.run.launch import rank_defaults as rank_defaults
@@ -55,6 +66,7 @@ if TYPE_CHECKING:
     from argosy.process.run.rundir import read_record as read_record
     from argosy.process.terminal.client import ask as ask
     from argosy.process.terminal.client import connect_agent as connect_agent
+    from argosy.process.terminal.client import find_living as find_living
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
     from argosy.process.terminal.foreground import Foreground as Foreground
@@ -79,10 +91,14 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"argosy.process.{module}"
     for module, names in {
+        "actors.cluster": "Cluster connect local serve",
+        "actors.host": "endpoint",
+        "actors.mesh": "Mesh",
+        "actors.readiness": "Answers LogLine Tcp",
         "upkeep.checkup": "Check Measured judge_machine",
         "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
-        "terminal.client": "ask connect_agent list_runs reach_agent",
-        "rank.environment": "open_environment seal_environment",
+        "terminal.client": "ask connect_agent find_living list_runs reach_agent",
+        "rank.environment": "open_environment own_limits seal_environment",
         "terminal.foreground": "Foreground",
         "imports.scan": "fingerprint scan",
         "evidence.incident": "Incident read_incidents",

@@ -1,7 +1,6 @@
 """What people build on process groups; each piece prints a number that must not depend on the backend."""
 
 # ruff: noqa: F821 (names that the crew gives)
-import os
 import tempfile
 
 import torch.distributed._functional_collectives as functional
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-form(os.environ["BACKEND"])
+form(round)
 print("backend", dist.get_backend())
 
 
@@ -42,7 +41,8 @@ def train(model, shard, steps=4, clip=False):
 print("ddp", *train(DDP(network()), rank, clip=True))
 print("ddp view", *train(DDP(network(), gradient_as_bucket_view=True, bucket_cap_mb=0.01), rank))
 print("ddp unused", *train(DDP(network(), find_unused_parameters=True), rank))
-print("ddp compiled", *train(torch.compile(DDP(network()), backend="eager"), rank))
+if size == 2:  # compiling is dear
+    print("ddp compiled", *train(torch.compile(DDP(network()), backend="eager"), rank))
 
 flat = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
 
@@ -119,7 +119,8 @@ def compiled(x):
     )
 
 
-print("compiled", compiled(torch.full((4,), float(rank))).sum().item())
+if size == 2:
+    print("compiled", compiled(torch.full((4,), float(rank))).sum().item())
 print("scattered", functional.reduce_scatter_tensor(torch.arange(4.0 * size), "sum", 0, dist.group.WORLD).sum().item())
 dist.barrier()
 dist.destroy_process_group()

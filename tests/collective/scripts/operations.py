@@ -9,7 +9,7 @@ peers = list(range(size))
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
-SHAPES = [(), (0,), (1,), (5, 3), (4099,), (300_001,)]
+SHAPES = [(), (0,), (5, 3), (4099,), (300_001,)]  # the last is larger than what a rank may run ahead
 SUM, OTHERS = dist.ReduceOp.SUM, [dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 BITS = [dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR]
 case = 0
@@ -37,6 +37,8 @@ def same(operation, *tensors):
 
 
 for dtype, shape in itertools.product([*FLOATS, *INTEGERS, torch.bool], SHAPES):
+    if shape == SHAPES[-1] and dtype not in (torch.float32, torch.float64, torch.bfloat16):
+        continue
     kind = SUM if dtype != torch.bool else dist.ReduceOp.MAX
     same(lambda g, x: dist.all_reduce(x, kind, group=g), filled(shape, dtype))
     same(lambda g, x: dist.broadcast(x, size - 1, group=g), filled(shape, dtype))

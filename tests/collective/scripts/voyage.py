@@ -1,9 +1,9 @@
 """A training loop that outlives its ranks, and the supervisor that replaces them; run by test_voyages.py.
 
-    python voyage.py WRAPPER SIZE SEED...
+    python voyage.py WRAPPER:SIZE:SEED...
 
-Each seed says who dies where. For each it prints the digest of the final state, how many ranks were replaced,
-and `kept` if survivors kept pid and group object. Seed 0 is the undisturbed voyage.
+Each seed says who dies where; seed 0 is the undisturbed voyage. For each it prints the digests of the final state,
+how many ranks were to die, how many were replaced, and `kept` if those that lived on kept pid and group object.
 """
 
 import copy
@@ -17,11 +17,13 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what the wrappers import later: once for all ranks
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -30,29 +32,32 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from argosy.collective import Superseded, joining, layout_of
 from argosy.core import DeadlinePassed, PeerLost
 
-STEPS = 6
-PLACES = ["forward", "backward", "collective", "vote", "applied", "reform", "healing"]
+STEPS = 5
+PLACES = ["forward", "backward", "collective", "vote", "applied"]
+LATER = ["reform", "joined", "healing"]
+Death = namedtuple("Death", "rank life step place delay_s")
 
 
 class Fates:
-    """Who dies, at which step (or generation), where."""
+    """Who dies, in which life and step, where; no step: whenever it comes there."""
 
     def __init__(self, seed, size):
         chance = random.Random(seed)
-        count = 0 if seed == 0 else chance.choice([1, 1, 2]) if size > 2 else 1
-        victims = [0] if seed % 5 == 1 else chance.sample(range(size), count) if count else []
-        at = chance.randrange(STEPS)
-        self.plan = {victim: (at, chance.choice(PLACES)) for victim in victims}
-        if any(place in ("reform", "healing") for _, place in self.plan.values()) and len(victims) < 2 and size > 2:
-            # Somebody must have died before for others to die while they re-form.
-            self.plan[next(r for r in range(size) if r not in victims)] = (at, "backward")
-        self.delay = chance.uniform(0, 0.004)
+        victims = [0] if seed % 5 == 1 else chance.sample(range(size), chance.choice([1, 1, 2]) if size > 2 else 1)
+        step, delay_s = chance.randrange(STEPS - 1), partial(chance.uniform, 0.0001, 0.004)
+        self.deaths = [Death(victim, 0, step, chance.choice(PLACES), delay_s()) for victim in victims if seed]
+        if seed and seed % 3 != 1:  # and while they re-form: the newcomer, or one that has lived so far
+            left = [rank for rank in range(size) if rank not in victims]
+            newcomer = size == 2 or chance.random() < 0.5
+            rank, life = (victims[0], 1) if newcomer else (chance.choice(left), 0)
+            self.deaths.append(Death(rank, life, None, chance.choice(LATER), delay_s()))
 
-    def kill(self, rank, life, step, place):
-        if life == 0 and self.plan.get(rank) == (step, place):
-            if place != "collective":
-                os.kill(os.getpid(), signal.SIGKILL)
-            threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    def meet(self, rank, life, place, step=None):
+        for death in self.deaths:
+            if death[:2] == (rank, life) and death.place == place and death.step in (None, step):
+                if place not in ("collective", "reform"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Timer(death.delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def build(wrapper):
@@ -65,7 +70,7 @@ def build(wrapper):
     return DDP(model, bucket_cap_mb=0.001)
 
 
-Ship = namedtuple("Ship", "wrapper size port directory fates")
+Ship = namedtuple("Ship", "wrapper size store directory fates")
 
 
 class Sailor:
@@ -133,27 +138,28 @@ class Sailor:
             before = self.local()
             with self.group.latched() as latch:
                 self.optimizer.zero_grad()
-                self.fates.kill(self.rank, self.life, self.step, "forward")
+                self.meet("forward")
                 loss = self.loss(self.step)
-                self.fates.kill(self.rank, self.life, self.step, "collective")
-                hook = next(iter(self.model.parameters())).register_hook(
-                    lambda g: self.fates.kill(self.rank, self.life, self.step, "backward")
-                )
+                self.meet("collective")
+                hook = next(iter(self.model.parameters())).register_hook(lambda g: self.meet("backward"))
                 loss.backward()
                 hook.remove()
                 if self.wrapper == "ddp":
                     self.keep(self.step + 1)  # what is local does not change by applying
-                self.fates.kill(self.rank, self.life, self.step, "vote")
+                self.meet("vote")
                 latch.vote(self.optimizer.step)
             if latch.committed:
                 self.step += 1
-                self.fates.kill(self.rank, self.life, self.step - 1, "applied")
+                self.meet("applied", self.step - 1)
                 if self.wrapper == "fsdp2":
                     self.keep(self.step)
             else:
                 hook.remove()
                 self.set_local(before)
                 self.heal(newcomer=False)
+
+    def meet(self, place, step=None):
+        self.fates.meet(self.rank, self.life, place, self.step if step is None else step)
 
     def newer(self, generation):
         return int(self.store.get("generation")) > generation
@@ -165,11 +171,12 @@ class Sailor:
                 time.sleep(0.002)
                 continue
             try:
-                self.fates.kill(self.rank, self.life, self.step, "reform") if generation > 1 else None
+                self.meet("reform") if generation > 1 else None
                 layout = layout_of(self.model) if self.wrapper == "ddp" else ""
                 self.group.reform(None, generation, layout=layout, give_up=partial(self.newer, generation))
-                self.fates.kill(self.rank, self.life, self.step, "healing") if generation > 1 else None
-                return self.heal_replicated(newcomer) if self.wrapper == "ddp" else self.heal_sharded()
+                self.meet("joined") if generation > 1 else None
+                self.heal_replicated(newcomer) if self.wrapper == "ddp" else self.heal_sharded()
+                return
             except (PeerLost, DeadlinePassed, Superseded):
                 continue
 
@@ -177,6 +184,7 @@ class Sailor:
         """All take step and state of the lowest survivor; what is local comes from the own copy."""
         told = [None] * self.group.size()
         dist.all_gather_object(told, None if newcomer else self.step)
+        self.meet("healing")
         source, step = next((r, s) for r, s in enumerate(told) if s is not None)
         state = [self.model.state_dict(), self.optimizer.state_dict()] if self.rank == source else [None, None]
         dist.broadcast_object_list(state, source)
@@ -191,6 +199,7 @@ class Sailor:
         """All go back to the newest step of which every rank has a copy."""
         told = [None] * self.group.size()
         dist.all_gather_object(told, self.newest())
+        self.meet("healing")
         dist.barrier()
         self.step = min(told)
         self.set_local(pickle.loads(Path(f"{self.kept}.{self.step}").read_bytes()))
@@ -204,11 +213,9 @@ class Sailor:
 
 def rank_main(ship, rank, life):
     faulthandler.enable()
-    size, directory = ship.size, ship.directory
-    client = dist.TCPStore("127.0.0.1", ship.port, None, False, wait_for_workers=False)
-    sailor = Sailor(ship, rank, life, client)
-    identity = os.getpid(), id(dist.group.WORLD)
-    told = [None] * size
+    store = open_client(ship.store)
+    sailor = Sailor(ship, rank, life, store)
+    world, told = dist.group.WORLD, [None] * ship.size
     sailor.heal(newcomer=life > 0)
     while True:
         sailor.sail()
@@ -218,12 +225,12 @@ def rank_main(ship, rank, life):
             break
         except PeerLost:
             sailor.heal(newcomer=False)
-    assert identity == (os.getpid(), id(dist.group.WORLD))
-    if rank == 0:
-        Path(directory, "result").write_text(" ".join(sorted(set(told))))
-    client.set(f"end{rank}", "")
-    for other in range(size):
-        client.wait([f"end{other}"])
+    used = sailor.model.process_group if ship.wrapper == "ddp" else sailor.model[0].weight.device_mesh.get_group()
+    same = world is dist.group.WORLD is used
+    Path(ship.directory, f"end{rank}").write_text(f"{os.getpid()} {same} {' '.join(sorted(set(told)))}")
+    store.set(f"end{rank}", "")
+    for other in range(ship.size):
+        store.wait([f"end{other}"])
 
 
 def open_store():
@@ -236,69 +243,74 @@ def open_store():
         os.read(lifeline[0], 1)  # until all others are gone
         os._exit(0)
     os.close(lifeline[0])
-    return int(os.read(told[0], 10)), lifeline[1]
+    return int(os.read(told[0], 10))
 
 
-def supervise(wrapper, size, seed):
-    """Fork the ranks, replace those that are killed; returns the digests and how many were replaced."""
-    port, lifeline = open_store()
-    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-    store.set("generation", "1")
-    fates, pids, lives = Fates(seed, size), {}, [0] * size
-    deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "60"))
-    with tempfile.TemporaryDirectory() as directory:
-        ship = Ship(wrapper, size, port, directory, fates)
+def open_client(where):
+    port, name = where
+    return dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
 
-        def start(rank):
-            pid = os.fork()
-            if pid:
-                pids[pid] = rank
-                return
-            code = 1
-            try:
-                rank_main(ship, rank, lives[rank])
-                code = 0
-            except BaseException:
-                import traceback
 
-                traceback.print_exc()
-            os._exit(code)
+class Supervisor:
+    """Forks the ranks, replaces those that are killed, and ends what hangs."""
 
-        for rank in range(size):
-            start(rank)
-        while pids:
+    def __init__(self, ship):
+        self.ship, self.store = ship, open_client(ship.store)
+        self.pids, self.lives = {}, [0] * ship.size
+        self.deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "60"))
+
+    def start(self, rank):
+        pid = os.fork()
+        if pid:
+            self.pids[pid] = rank
+            return pid
+        code = 1
+        try:
+            rank_main(self.ship, rank, self.lives[rank])
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+
+    def run(self):
+        self.store.set("generation", "1")
+        first = [self.start(rank) for rank in range(self.ship.size)]
+        while self.pids:
             pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                if time.monotonic() > deadline:
-                    for left in pids:
-                        os.kill(left, signal.SIGABRT)
-                    print(f"HANG seed {seed} {fates.plan}", flush=True)
-                    sys.exit(1)
+            rank = self.pids.pop(pid, None)
+            if time.monotonic() > self.deadline:
+                self.end(f"HANG {self.ship.fates.deaths}", signal.SIGABRT)
+            elif rank is None:
                 time.sleep(0.002)
-                continue
-            rank = pids.pop(pid, None)
-            if rank is None:
-                continue
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                lives[rank] += 1
-                store.add("generation", 1)
-                start(rank)
+            elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                self.lives[rank] += 1
+                self.store.add("generation", 1)
+                self.start(rank)
             elif status:
-                print(f"FAILED seed {seed} rank {rank} {fates.plan} status {status}", flush=True)
-                for left in pids:
-                    os.kill(left, signal.SIGKILL)
-                sys.exit(1)
-        os.close(lifeline)
-        return Path(directory, "result").read_text(), sum(lives)
+                self.end(f"FAILED rank {rank} status {status} {self.ship.fates.deaths}", signal.SIGKILL)
+        ends = [Path(self.ship.directory, f"end{rank}").read_text().split() for rank in range(self.ship.size)]
+        lived_on = [rank for rank in range(self.ship.size) if not self.lives[rank]]
+        kept = all(end[1] == "True" for end in ends) and all(int(ends[r][0]) == first[r] for r in lived_on)
+        return ends[0][2:], sum(self.lives), kept
+
+    def end(self, why, by):
+        for left in self.pids:
+            os.kill(left, by)
+        print(why, flush=True)
+        sys.exit(1)
 
 
 def main():
     torch.set_num_threads(1)
-    wrapper, size = sys.argv[1], int(sys.argv[2])
-    for seed in map(int, sys.argv[3:]):
-        began = time.monotonic()
-        digest, replaced = supervise(wrapper, size, seed)
-        print(seed, digest, replaced, f"{time.monotonic() - began:.2f}s", flush=True)
+    port = open_store()
+    for voyage in sys.argv[1:]:
+        wrapper, size, seed = voyage.split(":")
+        began, fates = time.monotonic(), Fates(int(seed), int(size))
+        with tempfile.TemporaryDirectory() as directory:
+            where = port, f"{voyage}/{time.monotonic_ns()}"
+            digest, replaced, kept = Supervisor(Ship(wrapper, int(size), where, directory, fates)).run()
+        seconds = f"{time.monotonic() - began:.2f}s"
+        print(voyage, *digest, len(fates.deaths), replaced, "kept" if kept else "changed", seconds, flush=True)
 
 
 if __name__ == "__main__":

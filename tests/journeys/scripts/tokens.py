@@ -1,21 +1,20 @@
-"""A small GPT-like training on a token file, as people write them: DDP, gradient accumulation, a checkpoint file.
+"""A small GPT-like training on a token file, as people write them: DDP, gradient accumulation, a Saver.
 
 torchrun --nproc-per-node 2 tokens.py train.bin STEPS
 """
 
+import contextlib
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from argosy.checkpoint import Saver, StepNotFound, restore
 from argosy.data import Loader, Tokens
-
-CHECKPOINT = Path("checkpoint.pt")
 
 
 def say(*words: object) -> None:
@@ -33,11 +32,10 @@ def main() -> None:
     model = DistributedDataParallel(plain) if ranks > 1 else plain
     optimizer = torch.optim.AdamW(model.parameters())
     data = Loader(source, batch=16, micro=4, workers=1)
-    if CHECKPOINT.exists():
-        saved = torch.load(CHECKPOINT)
-        plain.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        data.load_state_dict(saved["data"])
+    state = {"model": model, "optimizer": optimizer, "data": data}
+    saver = Saver("kept")
+    with contextlib.suppress(StepNotFound):
+        restore("kept", into=state)
     say("PID", os.environ.get("RANK", "0"), os.getpid())
     while data.step < steps:
         ids: list[int] = []
@@ -51,10 +49,9 @@ def main() -> None:
         data.commit()
         if os.environ.get("HOLD_AT") == str(data.step - 1) and os.environ["RANK"] == "1":
             time.sleep(600)  # To be killed at a known step.
-        if data.step % 5 == 0 and os.environ.get("RANK", "0") == "0":
-            state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "data": data.state_dict()}
-            torch.save(state, "draft.pt")
-            Path("draft.pt").rename(CHECKPOINT)
+        if data.step % 5 == 0:
+            saver.save(state, data.step).wait(60)  # The test wants to know which step is there when it kills.
+    saver.close()
     data.close()
     if ranks > 1:
         dist.destroy_process_group()

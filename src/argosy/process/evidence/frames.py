@@ -143,7 +143,7 @@ def stacks_text(stacks: Mapping[int, Stack]) -> str:
         lines += [f"  {text}" for text in (str(stack.proc) if stack.proc else "", stack.note) if text]
         for thread in sorted(stack.threads, key=lambda thread: not thread.main):
             lines.append(f"  thread {thread.name}:")
-            lines += [f"    {frame}" for frame in thread.frames] or ["    (no Python frame)"]
+            lines += [f"    {frame}" for frame in _without_boot(thread.frames)] or ["    (no Python frame)"]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 

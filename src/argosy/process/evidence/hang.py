@@ -5,6 +5,7 @@ It sees progress only and finds a suspicion; the caller then takes stacks (`stac
 H1  A rank that still moves, or is still starting, holds up nobody unjustly: no alarm.
 H2  Who has not arrived is who issued fewer collectives of the group than those who wait.
 H3  Blame follows the waits to their end: a rank that itself waits for another is not the culprit.
+H4  A rank that ended well without ever joining a group is suspected of being waited for by those that never began.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import msgspec
 
 from argosy.core import WaitStatus
 
-Kind = Literal["stopped", "exited", "blocked", "spinning", "elsewhere"]
+Kind = Literal["stopped", "exited", "blocked", "spinning", "ending", "elsewhere"]
 SPINNING_SHARE = 0.5
 
 
@@ -44,6 +45,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     exited: WaitStatus | None = None
     state: str = "S"
     starting: bool = False
+    ending: bool = False
+    """The script is over; what is left are threads, atexit functions and destructors."""
     steps: int = 0
     pulse: int = 0
     groups: tuple[GroupView, ...] = ()
@@ -100,6 +103,8 @@ class Suspect(msgspec.Struct, frozen=True):
     culprits: tuple[Culprit, ...]
     waits: tuple[Wait, ...]
     policy: HangPolicy
+    ended: tuple[int, ...] = ()
+    """Those that ended with exit code 0."""
 
 
 def decide_hang(views: Sequence[RankView], policy: HangPolicy, now: float) -> Healthy | Suspect:
@@ -107,7 +112,7 @@ def decide_hang(views: Sequence[RankView], policy: HangPolicy, now: float) -> He
     by_index = {view.index: view for view in views}
     stuck = [view for view in views if _is_stuck(view, views, policy, now)]
     if not stuck:
-        return Healthy()
+        return _left_early(views, policy, now)
     waits = _waits(stuck, views)
     held_up_by = {index for wait in waits for index in wait.absent}
     silent = {view.index for view in stuck}
@@ -121,7 +126,32 @@ def decide_hang(views: Sequence[RankView], policy: HangPolicy, now: float) -> He
         culprits=_culprits(stuck, waits, by_index),
         waits=tuple(waits),
         policy=policy,
+        ended=_ended_well(views),
     )
+
+
+def _left_early(views: Sequence[RankView], policy: HangPolicy, now: float) -> Healthy | Suspect:
+    """H4: only stacks can tell if the silent ones wait for a group to form."""
+    left = [view for view in views if view.exited is not None and view.exited.ok and not view.groups]
+    rest = [view for view in views if view.exited is None]
+    if not left or not rest or any(view.starting or view.state == "t" for view in rest):
+        return Healthy()
+    since = max(view.changed_at for view in rest)
+    if now - since < policy.hang_after_s or any(view.cpu_share >= SPINNING_SHARE for view in rest):
+        return Healthy()
+    return Suspect(
+        since=since,
+        quiet_s=now - since,
+        stuck=tuple(view.index for view in rest),
+        culprits=tuple(_culprit(view) for view in left),
+        waits=(),
+        policy=policy,
+        ended=_ended_well(views),
+    )
+
+
+def _ended_well(views: Sequence[RankView]) -> tuple[int, ...]:
+    return tuple(view.index for view in views if view.exited is not None and view.exited.ok)
 
 
 def _is_stuck(view: RankView, views: Sequence[RankView], policy: HangPolicy, now: float) -> bool:
@@ -137,6 +167,8 @@ def _is_stuck(view: RankView, views: Sequence[RankView], policy: HangPolicy, now
 
 def _has_begun(view: RankView, views: Sequence[RankView], moves_min: int) -> bool:
     if view.steps >= moves_min or any(group.issued >= moves_min for group in view.groups):
+        return True
+    if view.ending and any(other.exited is not None and other.exited.ok for other in views):
         return True
     names = {group.name for group in view.groups}
     return any(g.issued >= moves_min for other in views for g in other.groups if g.name in names)
@@ -188,5 +220,5 @@ def _culprit(view: RankView) -> Culprit:
     if view.exited is not None:
         return Culprit(view.index, "exited", view.exited)
     kinds: dict[str, Kind] = {"T": "stopped", "D": "blocked"}
-    spinning: Kind = "spinning" if view.cpu_share >= SPINNING_SHARE else "elsewhere"
-    return Culprit(view.index, kinds.get(view.state, spinning))
+    waiting: Kind = "ending" if view.ending else "elsewhere"
+    return Culprit(view.index, kinds.get(view.state, "spinning" if view.cpu_share >= SPINNING_SHARE else waiting))

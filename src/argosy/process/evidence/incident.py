@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.core import RankId, WaitStatus
+from argosy.core import RankId, WaitStatus, format_ranks
 from argosy.process.evidence.frames import Frame, Stack, group_stacks, stacks_text
 from argosy.process.evidence.proc_sample import exception_line, last_lines, last_traceback, without_prefix
 
@@ -68,6 +68,8 @@ class Failure(msgspec.Struct, frozen=True):
     exception: str
     followers: tuple[Exit, ...] = ()
     others: tuple[Exit, ...] = ()
+    early: tuple[Exit, ...] = ()
+    """Those that ended with 0 while the failed ones still waited for somebody."""
 
 
 _FOLLOWING = (
@@ -110,12 +112,14 @@ def first_failure(exits: Sequence[Exit]) -> Failure | None:
     first = [*own, *(exit for exit in late if not is_follower(exit)), *failed][0]
     rest = [exit for exit in exits if exit is not first and not exit.status.ok]
     following = tuple(exit for exit in rest if exit.asked or is_follower(exit))
+    before = exits[: exits.index(first)] if is_follower(first) else ()
     return Failure(
         first=first,
         cause=cause_of(first),
         exception=exception_of(first),
         followers=following,
         others=tuple(exit for exit in rest if exit not in following),
+        early=tuple(exit for exit in before if exit.status.ok and not exit.asked),
     )
 
 
@@ -149,21 +153,28 @@ def crash_incident(
     failure: Failure, stacks: Mapping[int, Stack], *, host: str, launch: int, notes: Sequence[str] = ()
 ) -> Incident:
     """Put together what a crash left: the first failed rank, and where the others were."""
-    first = failure.first
-    tails = {exit.rank.index: _tail(exit) for exit in (first, *failure.others)}
+    first, headline = failure.first, f"rank {failure.first.rank.index} failed: {failure.cause}"
+    followers = failure.followers
+    if failure.early:
+        ranks = format_ranks(exit.rank.index for exit in failure.early)
+        many = "s" * (len(failure.early) > 1)
+        before = "init_process_group" if "in init_process_group" in failure.exception else "the others were done"
+        headline = f"rank{many} {ranks} ended with exit code 0 before {before}; then {headline}"
+        first, followers = failure.early[0], (failure.first, *failure.followers)
+    tails = {exit.rank.index: _tail(exit) for exit in (first, failure.first, *failure.others)}
     return Incident(
         id=incident_id(first.at, "crash", first.rank),
         at=first.at,
         kind="crash",
         host=host,
         launch=launch,
-        headline=f"rank {first.rank.index} failed: {failure.cause}",
+        headline=headline,
         first=first.rank,
         cause=failure.cause,
         exception=failure.exception,
         log_tails={index: lines for index, lines in tails.items() if lines},
         stacks=summarise(stacks),
-        followers=sorted(exit.rank.index for exit in failure.followers),
+        followers=sorted(exit.rank.index for exit in followers),
         notes=list(notes),
     )
 

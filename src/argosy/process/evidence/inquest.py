@@ -166,7 +166,7 @@ class Inquest:
         first, cause = self._crash
         self._crash = None
         exits = [self._with_logs(exit) for exit in self._exits]
-        self._exits.clear()
+        self._exits = [exit for exit in self._exits if exit.status.ok]
         failure = first_failure(exits)
         run = self._run
         if failure is not None:

@@ -39,10 +39,14 @@ def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
             if doing:
                 return Busy(f"rank {index} {doing}", 2 * max(suspect.quiet_s, suspect.policy.hang_after_s))
     culprits, waits = _unmask(suspect, stacks)
+    if not waits and culprits and all(culprit.kind == "exited" for culprit in culprits):
+        waits = _rendezvous(suspect, stacks)
+        if not waits:
+            return Busy("the others do not wait for those that ended", 2 * suspect.quiet_s)
     kinds = {culprit.kind for culprit in culprits}
     kind = next((kind for kind in _GRAVEST_FIRST if kind in kinds), "collective")
     return Hang(
-        headline=_headline(culprits, waits, stacks),
+        headline=_headline(culprits, waits, stacks) + _ended(suspect, culprits),
         kind=kind,
         culprits=tuple(culprit.index for culprit in culprits),
         details=_details(culprits, waits, stacks),
@@ -50,7 +54,8 @@ def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
     )
 
 
-_GRAVEST_FIRST: tuple[Kind, ...] = ("stopped", "exited", "blocked", "spinning", "elsewhere")
+_FORMS = "init_process_group"
+_GRAVEST_FIRST: tuple[Kind, ...] = ("stopped", "exited", "blocked", "spinning", "ending", "elsewhere")
 _LONG_WORK = (
     # Not all of _dynamo and _inductor: a compiled model that merely runs shows their wrappers too.
     ("compiles", ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py", "/triton/compiler/")),
@@ -89,6 +94,14 @@ def _unmask(suspect: Suspect, stacks: Mapping[int, Stack]) -> tuple[list[Culprit
     return culprits, [*suspect.waits, *found]
 
 
+def _rendezvous(suspect: Suspect, stacks: Mapping[int, Stack]) -> list[Wait]:
+    """Those that wait for a process group to form, if all of them do."""
+    calls = [stacks[index].frames if index in stacks else () for index in suspect.stuck]
+    if not all(any(frame.function == _FORMS and "/torch/" in frame.file for frame in frames) for frames in calls):
+        return []
+    return [Wait(suspect.stuck, "", _FORMS, 0, absent=tuple(culprit.index for culprit in suspect.culprits))]
+
+
 def _hidden_wait(stack: Stack) -> str:
     innermost = stack.frames[0] if stack.frames else None
     if innermost is None:
@@ -111,6 +124,12 @@ def _headline(culprits: Sequence[Culprit], waits: Sequence[Wait], stacks: Mappin
     elif len(waits) == 1 and "recv" not in waits[0].op:
         parts.append("all have entered it")
     return "; ".join(parts)
+
+
+def _ended(suspect: Suspect, culprits: Sequence[Culprit]) -> str:
+    """Who was done already, unless the headline has said so."""
+    done = sorted({*suspect.ended} - {culprit.index for culprit in culprits})
+    return f"; rank{'s' * (len(done) > 1)} {format_ranks(done)} had ended with exit code 0" if done else ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -147,6 +166,9 @@ def _fate(culprit: Culprit, stack: Stack | None) -> tuple[str, str]:
         case "spinning":
             text = f"at {where}" if where else "somewhere"
             return f"spins {text}", f"spin {text}"
+        case "ending":
+            text = f" at {where}" if where else ""
+            return f"hangs at its exit{text}", f"hang at their exits{text}"
         case "elsewhere":
             text = f"at {where}" if where else "at an unknown line"
             return text, text

@@ -13,6 +13,7 @@ from argosy.core import WaitStatus
 _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
 PRESSURE_SHARE = 0.9
+FRESH_S = 0.1
 
 
 class OomCounter(msgspec.Struct, frozen=True):
@@ -40,6 +41,29 @@ def oom_counters(pid: int, *, root: str = _ROOT) -> OomSample:
 def again(before: OomSample) -> OomSample:
     """Sample the same cgroups after the process has gone."""
     return OomSample(_counters([(c.cgroup, c.directory) for c in before.counters]), _host_share())
+
+
+class OomSamples:
+    """Samples of many processes: those of one cgroup, taken at nearly one time, are read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, ...], tuple[float, OomSample]] = {}
+
+    def of(self, pid: int, now: float) -> OomSample:
+        """As `oom_counters`."""
+        return self._sample(_directories(pid, _ROOT), now)
+
+    def again(self, before: OomSample, now: float) -> OomSample:
+        """The same cgroups, not older than `now` by more than a moment."""
+        return self._sample([(c.cgroup, c.directory) for c in before.counters], now)
+
+    def _sample(self, directories: list[tuple[str, str]], now: float) -> OomSample:
+        key = tuple(directory for _, directory in directories)
+        at, sample = self._read.get(key, (now - FRESH_S, OomSample()))
+        if now - at >= FRESH_S:
+            sample = OomSample(_counters(directories), _host_share())
+            self._read[key] = (now, sample)
+        return sample
 
 
 def explain_oom(before: OomSample, after: OomSample, status: WaitStatus, *, asked: bool) -> str:

@@ -35,7 +35,8 @@ class ProcSample(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         where = f", in {self.wchan}" if self.wchan else ""
         call = f", syscall {self.syscall.split()[0]}" if self.syscall else ""
-        return f"state {self.state}{where}{call}, {self.threads} threads, {self.ticks} CPU ticks"
+        count = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"state {self.state}{where}{call}, {count}, {self.ticks} CPU ticks"
 
 
 def read_proc(pid: int, *, deep: bool = False) -> ProcSample | None:

@@ -52,6 +52,7 @@ class Tracker:
                 steps=progress.steps,
                 pulse=progress.pulse,
                 starting=progress.phase == Phase.START,
+                ending=progress.phase == Phase.END,
                 groups=groups,
                 interval_s=rhythm.interval_s(),
             )

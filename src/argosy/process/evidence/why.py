@@ -4,6 +4,7 @@
 """
 
 import shlex
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -28,7 +29,7 @@ from argosy.process.run.facts import (
 )
 
 LINES_MAX = 40
-EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 8, 5, 3, 7
+HEADLINE_LINES, EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 3, 8, 5, 3, 7
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident
         log=incident.log_tails.get(rank, []) if incident and rank is not None else [],
         stacks=incident.stacks if incident else [],
         followers=incident.followers if incident else [],
-        notes=incident.notes if incident else [],
+        notes=[*(incident.notes if incident else []), *_ended_well(run, of_launch)],
         history=_history(facts),
         durable_step=run.durable_step,
         commands=_commands(run, incident, rank, verdict),
@@ -105,12 +106,14 @@ def render(report: Report, width: int = 100) -> str:
     if report.headline:
         when = f"{_clock(report.at)} " if report.at is not None else ""
         where = f" on {report.host}" if report.host else ""
-        lines += ["", f"{when}{report.headline}{where}"]
+        what = "hang: " if report.verdict == "hang" else ""
+        headline = textwrap.wrap(f"{when}{what}{report.headline}{where}", width, subsequent_indent="  ")
+        lines += ["", *headline[:HEADLINE_LINES]]
         lines += [f"  {line}" for line in _ends(report.exception, EXCEPTION_LINES)]
     if report.followers:
         many = "s" if len(report.followers) > 1 else ""
         lines.append(f"  then rank{many} {format_ranks(report.followers)} ended because of it")
-    lines += [f"  {note}" for note in report.notes[:3]]
+    lines += [f"  {note}" for note in [*report.notes[:2], *report.notes[2:][-1:]]]
     if report.log:
         lines += ["", "last log lines", *(f"  {line}" for line in report.log[-LOG_LINES:])]
     if report.stacks:
@@ -192,7 +195,9 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
         state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
         return f"{state}: {ranks}{at}, {lasted}{again}"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
-    how = f"stopped by {stop.by}" if stop and verdict == "stopped" else "ended"
+    how = f"stopped by {stop.by}" if stop and (verdict in ("stopped", "hang")) else "ended"
+    if verdict == "hang":
+        how = f"hung, {how}"
     code = "" if run.code is None else f" with code {run.code}"
     return f"{how}{code} after {lasted}: {ranks}{again}"
 
@@ -229,11 +234,28 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 events.append(Event(fact.at, f"asked to stop by {by}"))
             case LogTrouble(what=what):
                 events.append(Event(fact.at, f"log of rank {fact.rank.index}: {what}"))
-            case LaunchEnded(code=code):
-                events.append(Event(fact.at, f"ended with code {code}"))
+            case LaunchEnded(code=code, reason=reason):
+                why = "" if code == 0 or reason.startswith("rank ") else f": {reason}"  # Ranks are told of above.
+                events.append(Event(fact.at, f"ended with code {code}{why}"))
             case _:
                 pass
     return events
+
+
+def _ended_well(run: RunView, facts: Sequence[AnyFact]) -> list[str]:
+    """Who was done while others were not: what those may wait for."""
+    if run.code == 0:
+        return []
+    done: set[int] = set()
+    for fact in facts:
+        match fact:
+            case Restarting(ranks=ranks):
+                done -= {*ranks}
+            case RankExited(asked=False) if fact.status.ok:
+                done.add(fact.rank.index)
+            case _:
+                pass
+    return [f"rank{'s' * (len(done) > 1)} {format_ranks(done)} ended with exit code 0"] if done else []
 
 
 def _exit_text(fact: RankExited) -> str:
@@ -256,6 +278,7 @@ def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict
     elif run.state == "running":
         commands["stacks"] = f"argosy stacks {name}"
     if run.state == "running" and verdict == "hang":
+        commands["native"] = f"argosy stacks --native {name}"
         commands["stop"] = f"argosy stop {name}"
     return commands
 

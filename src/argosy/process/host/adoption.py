@@ -46,6 +46,9 @@ class Adoption:
         exits = self._exits()
         for run, remembered in recall(self._agent.runtime).items():
             running = self._take_over(run, remembered)
+            if remembered.trouble:  # One run that cannot be carried on must not take the others along.
+                running.finish(1, f"the agent cannot carry it on: {remembered.trouble}")
+                continue
             for child in list(running.children.values()):
                 if child.born in exits:
                     running.exited(ChildExited(child, exits[child.born]))

@@ -21,7 +21,7 @@ from pathlib import Path
 import setproctitle
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
-from argosy.fabric import Arrive, Link, accept, connect, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import Arrive, Assist, Link, accept, connect, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
 from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
@@ -66,7 +66,7 @@ from argosy.process.host.running import Running
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.run import root
-from argosy.process.run.rundir import Owner, RunDir, index_run, next_launch, run_id
+from argosy.process.run.rundir import Owner, RunDir, absent, index_run, next_launch, run_id
 
 LEASE_S = 10.0
 """How long a foreground run waits for its client after a restart of the agent."""
@@ -126,10 +126,7 @@ class Agent:
         return patience
 
     def tick(self) -> None:
-        """Wake-ups, evidence under way, leases, upkeep, linger."""
-        for link in [link for link in self.links if link.wants_write]:
-            with contextlib.suppress(PeerLost):  # Its end is seen when it is read.
-                link.flush()
+        """Wake-ups, evidence under way, leases, upkeep, linger; then all that is to be said is sent."""
         now = time.time()
         while self.wakes and self.wakes[0][0] <= now:
             _, run = heapq.heappop(self.wakes)
@@ -149,6 +146,9 @@ class Agent:
             self.pool.trim({run.launch.key for run in self.runs.values()})
         if not self.runs and time.monotonic() - self.idle_since >= self.linger_s and not self.adoption.pending:
             self.quitting = True
+        for link in [link for link in self.links if link.wants_write]:
+            with contextlib.suppress(PeerLost):  # Its end is seen when it is read.
+                link.flush()
 
     # --- links
 
@@ -214,6 +214,9 @@ class Agent:
             case Arrive(run, rank, count):
                 if run in self.runs:
                     self.runs[run].barrier.arrive(rank.index, count, link)
+            case Assist(run):
+                if run in self.runs:
+                    self.runs[run].assist(message, fds)
             case ListRuns():
                 link.send(answer_list(self.runs.values(), self.pool, self.warden_pid))
             case Shutdown(by):
@@ -257,6 +260,7 @@ class Agent:
         number = next_launch(directory)
         run = run_id(directory, number)
         claimed = RunDir(directory)
+        new = absent(directory / "incidents", Path(launch.logs or directory / "logs" / str(number)))
         try:
             if len(fds) != 1 + message.stdin:
                 raise ConfigError(f"a launch comes with {1 + message.stdin} descriptors: {len(fds)}")
@@ -269,6 +273,9 @@ class Agent:
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError):
                 claimed.release()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
                 where = f": {error.filename}" if error.filename else ""
                 error = ConfigError(f"the run's directory cannot be used: {error.strerror}{where}")
             link.send(Refused(str(error), error.hint))

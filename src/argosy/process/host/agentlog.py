@@ -63,7 +63,18 @@ class Remembered:
         self.launched = launched
         self.children: dict[RankId, Child] = {}
         self.port = 0
+        self.trouble = ""
+        """Why its events cannot be replayed; then `state` is the one before the event that failed."""
         self.state = root.new_run(launched.number, launch.dims, launch.restart, launch.grace_s, launch.size)
+
+    def replay(self, event: root.Event, at: float) -> None:
+        """React as the earlier agent did; an event that it died of must not kill this one too."""
+        if self.trouble:
+            return
+        try:
+            self.state, _ = root.react(self.state, event, at)
+        except Exception as error:
+            self.trouble = f"{type(event).__name__}: {error!r}"
 
 
 class AgentLog:
@@ -98,7 +109,7 @@ def recall(runtime: Path) -> dict[str, Remembered]:
             case Launched() as launched:
                 runs[launched.run] = Remembered(launched)
             case Fed(run, event, at) if run in runs:
-                runs[run].state, _ = root.react(runs[run].state, event, at)
+                runs[run].replay(event, at)
             case Has(run, child) if run in runs:
                 runs[run].children[child.rank] = child
             case Opened(run, port) if run in runs:

@@ -1,8 +1,18 @@
 """How the daemons are executed: by their function, in an interpreter like this one."""
 
+import atexit
 import subprocess
 import sys
 from pathlib import Path
+
+_started: "list[subprocess.Popen[bytes]]" = []
+
+
+@atexit.register
+def _leave_behind() -> None:
+    for started in _started:
+        if started.poll() is None:
+            started.returncode = 0  # It outlives us on purpose: no warning about that.
 
 
 def daemon_argv(module: str, *args: str) -> list[str]:
@@ -15,8 +25,10 @@ def start_warden(runtime: Path, agent_pid: int = 0) -> None:
 
     An agent that starts one names itself, and is waited for: a second agent would take its runs.
     """
+    for earlier in _started:
+        earlier.poll()  # A caller that lives long is their parent.
     with open(runtime / "warden.out", "ab") as out:
-        subprocess.Popen(
+        started = subprocess.Popen(
             daemon_argv("warden", str(runtime), str(agent_pid)),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -24,3 +36,4 @@ def start_warden(runtime: Path, agent_pid: int = 0) -> None:
             cwd="/",
             start_new_session=True,
         )
+    _started.append(started)

@@ -7,7 +7,7 @@ agent -> warden:                ToWarden         warden -> agent: FromWarden
 import msgspec
 
 from argosy.core import RankId, WaitStatus
-from argosy.fabric import Arrive
+from argosy.fabric import Arrive, Assist
 from argosy.process.run.facts import AnyFact
 from argosy.process.run.launch import Launch
 
@@ -168,6 +168,7 @@ ToAgent = (
     | ChildExited
     | ChildPaused
     | Arrive
+    | Assist
 )
 
 # --- agent -> client
@@ -224,6 +225,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     started_at: float
     detached: bool
     ranks: list[RankInfo]
+    dims: dict[str, int] = {}
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
@@ -310,11 +312,20 @@ class ForkStore(Message, frozen=True):
     log: str
 
 
+class ForkBeside(Message, frozen=True):
+    """Fork a process in a rank's group and cgroup that calls `entry`. Descriptors as for `Assist`."""
+
+    launch: Launch
+    entry: str
+    group: int
+    cgroup: str
+
+
 class Retire(Message, frozen=True):
     """End when the last child is gone."""
 
 
-ToZygote = Preload | Fork | ForkStore | Retire
+ToZygote = Preload | Fork | ForkBeside | ForkStore | Retire
 
 # --- agent -> warden
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,10 +32,10 @@ Ready = Callable[["Zygote | None"], None]
 
 
 class Zygote:
-    """One zygote as the agent sees it."""
+    """One zygote as the agent sees it; `launch` is what it was started for, None if an earlier agent did."""
 
-    def __init__(self, launch: Launch, entries: list[str]) -> None:
-        self.key, self.entries = launch.key, entries
+    def __init__(self, key: str, launch: Launch | None = None, entries: Sequence[str] = ()) -> None:
+        self.key, self.entries = key, list(entries)
         self.launch = launch
         self.link: Link[ToAgent] | None = None
         self.pid = 0
@@ -66,12 +66,13 @@ class Pool:
             entries = without(launch.preload, list(self.left_out(launch)))
             if len(entries) < len(launch.preload) and _needs_torch(launch.preload):
                 entries = [*TORCH, *(entry for entry in entries if entry not in TORCH)]
-            zygote = self.zygotes[launch.key] = Zygote(launch, entries)
+            zygote = self.zygotes[launch.key] = Zygote(launch.key, launch, entries)
             self._sealed[launch.key] = os.dup(sealed)
             self._start(zygote)
         zygote.waiting.append((ready, notice))
 
     def _start(self, zygote: Zygote) -> None:
+        assert zygote.launch is not None
         program = "import sys; fresh = frozenset(sys.modules); from argosy.process.rank.zygote import main; main(fresh)"
         argv = [
             zygote.launch.python[0],
@@ -88,7 +89,9 @@ class Pool:
         self._spawn(spawn, [self._sealed[zygote.key]])
 
     def greeted(self, hello: ZygoteHello, link: Link[ToAgent]) -> bool:
-        """A zygote connected; False if nobody knows it, so that it should retire."""
+        """A zygote connected; False if it should retire. One that an earlier agent left ready stays warm."""
+        if hello.ready:
+            self.zygotes.setdefault(hello.key, Zygote(hello.key))
         zygote = self.zygotes.get(hello.key)
         if zygote is None or (zygote.link is not None and zygote.link is not link):
             return False
@@ -102,7 +105,7 @@ class Pool:
     def expect(self, launch: Launch, sealed: int) -> None:
         """Make room for a zygote that an earlier agent had started for `launch`."""
         if launch.key not in self.zygotes:
-            self.zygotes[launch.key] = Zygote(launch, without(launch.preload, list(self.left_out(launch))))
+            self.zygotes[launch.key] = Zygote(launch.key, launch, without(launch.preload, list(self.left_out(launch))))
             self._sealed[launch.key] = os.dup(sealed)
 
     def serves(self, launch: Launch, ready: Ready) -> bool:
@@ -119,6 +122,7 @@ class Pool:
             zygote.ready = True
             self._announce(zygote)
             return
+        assert zygote.launch is not None  # Only those that were started for one are told to import.
         result = Preloaded((), {}, tuple(message.spoiled), {}, {}, message.has_torch)
         self._remember(zygote.launch, dict(message.spoiled))
         for entry, reason in message.spoiled:

@@ -6,20 +6,22 @@ A shell: all decisions are in `root.py`. What it needs of the agent around it is
 import contextlib
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Link
+from argosy.fabric import Assist, Link
 from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
-from argosy.process.evidence.oom import OomSample, again, explain_oom, oom_counters
+from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
 from argosy.process.host.barrier import Barrier
 from argosy.process.host.messages import (
     Child,
     ChildExited,
     Fork,
+    ForkBeside,
     ForkStore,
     Happened,
     Message,
@@ -85,6 +87,7 @@ class Running:
         self.started_at: dict[RankId, float] = {}
         self.pages: dict[RankId, Page] = {}
         self.oom: dict[RankId, OomSample] = {}
+        self.oom_samples = OomSamples()
         self.exits: dict[RankId, WaitStatus] = {}
         self.paused: dict[int, int] = {}
         self.watchers: list[Link[ToAgent]] = []
@@ -196,12 +199,11 @@ class Running:
 
     def start(self, ranks: tuple[RankId, ...]) -> None:
         """Fork or execute ranks."""
-        if self.state.final is not None:  # What came before in the same turn has broken the run.
+        if self.environment_lost and self.state.final is None:
+            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
+        if self.state.final is not None:  # They never come into being: else the run would wait for their end.
             for rank in ranks:
                 self.feed(root.Exited(rank, WaitStatus(signal=15)))
-            return
-        if self.environment_lost:
-            self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
             return
         specs = [self.spec(rank) for rank in ranks]
         with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
@@ -233,12 +235,24 @@ class Running:
             rank,
             variables,
             str(self.logs / f"{stem}.out"),
-            str(self.logs / f"{stem}.err"),
+            str(self.error_log(rank)),
             defaults=rank_defaults(self.launch),
             page=self.traces.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=self.traces.prepare(rank),
         )
+
+    def assist(self, message: Assist, fds: list[int]) -> None:
+        """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
+        child = self.children.get(message.rank)
+        if child is not None and self.zygote is not None:
+            beside = ForkBeside(self.launch, message.entry, child.born.pid, self.traces.leaf(message.rank))
+            with contextlib.suppress(PeerLost):
+                send(self.zygote, beside, fds)
+
+    def error_log(self, rank: RankId) -> Path:
+        """Where the rank's stderr goes."""
+        return self.logs / f"{rank.index}.{rank.generation}.{'out' if self.launch.one_file else 'err'}"
 
     # --- what the host's processes report
 
@@ -251,7 +265,7 @@ class Running:
             return
         self.children[child.rank] = child
         self.started_at[child.rank] = time.time()
-        self.oom[child.rank] = oom_counters(child.born.pid)
+        self.oom[child.rank] = self.oom_samples.of(child.born.pid, time.monotonic())
         self.inquest.started(child.rank)
         self.feed(root.Started(child.rank, child.born.pid))
 
@@ -270,7 +284,8 @@ class Running:
         progress = {} if message.status.ok or asked else self.progress()
         lived_s = time.time() - self.started_at.get(rank, time.time())
         oom = ""
-        if (before := self.oom.pop(rank, None)) is not None:
+        before = self.oom.pop(rank, None)
+        if before is not None and message.status.signal == signal.SIGKILL:
             oom = explain_oom(before, again(before), message.status, asked=asked)
         self.paused.pop(rank.index, None)
         self.inquest.exited(rank, message.status, oom)
@@ -278,7 +293,7 @@ class Running:
             root.Exited(
                 rank,
                 message.status,
-                progressed=lived_s > STEADY_S or any(p.steps or p.collectives for p in progress.values()),
+                progressed=lived_s > STEADY_S or any(_moved(p) for p in progress.values()),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 oom=oom,
                 cpu_s=message.cpu_s,
@@ -290,7 +305,7 @@ class Running:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
         with (
             contextlib.suppress(OSError),
-            open(self.logs / f"{rank.index}.{rank.generation}.err", "a") as log,
+            open(self.error_log(rank), "a") as log,
         ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         self.inquest.exited(rank, WaitStatus(code=127), "")
@@ -377,7 +392,7 @@ class Running:
         """Send to every watcher; who cannot take it is dropped by the agent later."""
         for link in list(self.watchers):
             with contextlib.suppress(ArgosyError):
-                link.send(message)
+                link.queue(message)  # The agent's loop flushes.
 
     def notice(self, text: str) -> None:
         """A line for the user."""
@@ -399,6 +414,7 @@ class Running:
             self.record.started_at,
             self.launch.detached,
             ranks,
+            self.launch.dims,
         )
 
     def rank_state(self, slot: root.Slot) -> str:
@@ -414,7 +430,8 @@ class Running:
         for path in self.logs.glob("*.*.[oe][ur][tr]"):
             if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
                 self.notice(f"a log could not be bounded: {trouble}")
-        self.oom = {rank: again(sample) for rank, sample in self.oom.items()}
+        now = time.monotonic()
+        self.oom = {rank: self.oom_samples.again(sample, now) for rank, sample in self.oom.items()}
         try:
             status = os.statvfs(self.logs)
         except OSError:
@@ -448,3 +465,8 @@ class Running:
             if fd is not None:
                 os.close(fd)
         self.host.finished(self, code)
+
+
+def _moved(progress: Progress) -> bool:
+    """Whether a rank did what it is there for."""
+    return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))

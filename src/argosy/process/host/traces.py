@@ -30,7 +30,7 @@ class Traces:
 
     def kill(self, rank: RankId, child: Child | None) -> None:
         """End a rank and all its descendants, also those of a rank whose process is not known."""
-        leaf = self._leaf(rank)
+        leaf = self.leaf(rank)
         if leaf:
             kill_leaf(leaf)
         if child is not None:
@@ -50,7 +50,7 @@ class Traces:
             for rank, pid in pids.items():
                 kill_marked(f"{self._run}/{rank}", pid, self.page(rank))
             return
-        leaves = self._remove({self._leaf(rank) for rank in pids}, LEAVE_S)
+        leaves = self._remove({self.leaf(rank) for rank in pids}, LEAVE_S)
         for leaf in leaves:
             kill_leaf(leaf)
         self._remove(leaves, KILLED_S)
@@ -67,7 +67,7 @@ class Traces:
             time.sleep(0.002)
         return leaves
 
-    def _leaf(self, rank: RankId) -> str:
+    def leaf(self, rank: RankId) -> str:
         return "" if self._cgroup is None else str(self._cgroup / self._name(rank))
 
     def _name(self, rank: RankId) -> str:

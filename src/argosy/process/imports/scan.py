@@ -135,6 +135,9 @@ class _Scan:
                 return
             base = ".".join(parts[: len(parts) - statement.level + 1])
             module = f"{base}.{module}" if module else base
+        if module.startswith("argosy.") and module != "argosy.core":  # Rooms open their names on demand.
+            self.entries |= {f"{module}:{name}" for name in statement.names if name != "*"}
+            return
         found = self.add(module)
         if found is None:
             return

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import setproctitle
 
-from argosy.observe import Flag, Page, Phase, install_when_imported
+from argosy.observe import Flag, Page, Phase, Ring, install_when_imported, record_spans
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
 from argosy.process.rank.cgroup import TITLE
@@ -79,15 +79,21 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
 
 def _prepare(launch: Launch, local_rank: int, fresh: Collection[str]) -> Callable[[], None]:
     """Set what the script sees of its command line and path; returns what runs it as `__main__`."""
+    path = prepare_path(launch, fresh)
     args = [each.replace("${local_rank}", str(local_rank)) for each in launch.args]  # As torchrun does.
     sys.argv[:] = ["-m" if launch.kind == "module" else launch.target, *args]
     sys.orig_argv = [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]
-    path = os.path.join(launch.cwd, launch.target)
-    sys.path[0] = launch.cwd if launch.kind == "module" else os.path.dirname(os.path.realpath(path))
-    shadow(sys.path[0], fresh)
     if launch.kind == "module":
         return lambda: _run_module(launch.target)
     return lambda: _run_script(path)
+
+
+def prepare_path(launch: Launch, fresh: Collection[str]) -> str:
+    """Let the script's directory come first, as an interpreter that runs it does; returns the script's path."""
+    path = os.path.join(launch.cwd, launch.target)
+    sys.path[0] = launch.cwd if launch.kind == "module" else os.path.dirname(os.path.realpath(path))
+    shadow(sys.path[0], fresh)
+    return path
 
 
 def _run_script(path: str) -> None:
@@ -271,4 +277,6 @@ def _open_page(path: str) -> Page | None:
         print(f"argosy: no progress page, so no hang detection for this rank: {error}", file=sys.stderr)
         return None
     page.claim()
+    with contextlib.suppress(OSError):  # No room: no spans.
+        record_spans(Ring.create(f"{path}.spans"))
     return page

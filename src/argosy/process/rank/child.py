@@ -9,12 +9,12 @@ from pathlib import Path
 
 from argosy.process.host.messages import RankSpec
 from argosy.process.rank.cgroup import MARK, join
-from argosy.process.rank.environment import open_environment
+from argosy.process.rank.environment import open_environment, take_limits
 from argosy.process.rank.lifeline import tie_lifeline
 
 
 def settle(runtime: Path, run: str, spec: RankSpec, fds: Sequence[int], keep: int = 2) -> dict[str, str]:
-    """Make this fresh child the rank: group, cgroup, descriptors, output, lifeline; returns its environment.
+    """Make this fresh child the rank: group, cgroup, descriptors, output, lifeline, limits; returns its environment.
 
     `fds` are the sealed environment and, if the rank has one, standard input. Every inherited descriptor but
     `keep` is closed. Output goes to files opened here, so that no reader's death can hurt.
@@ -32,6 +32,7 @@ def settle(runtime: Path, run: str, spec: RankSpec, fds: Sequence[int], keep: in
     os.closerange(3, keep)
     os.closerange(max(keep, 2) + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20))
     tie_lifeline(runtime)
+    take_limits(environment.limits)
     return variables
 
 
@@ -39,8 +40,9 @@ def reset_signals() -> None:
     """Signals as a fresh interpreter has them."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) != signal.SIG_DFL:  # A write to each would copy what is shared.
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

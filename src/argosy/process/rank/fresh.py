@@ -30,7 +30,9 @@ def take_environment(variables: Mapping[str, str]) -> None:
     for name in list(os.environ):
         if name not in variables:
             del os.environ[name]
-    os.environ.update(variables)
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def become_fresh(cwd: str, variables: Mapping[str, str], blas: Sequence[Callable[[int], object]]) -> None:

@@ -25,6 +25,7 @@ from argosy.process.host.daemons import start_warden
 from argosy.process.host.messages import (
     Child,
     Fork,
+    ForkBeside,
     Forked,
     ForkFailed,
     ForkStore,
@@ -38,6 +39,7 @@ from argosy.process.host.messages import (
 )
 from argosy.process.host.proc import born
 from argosy.process.host.reaper import Reaper
+from argosy.process.rank.beside import run_beside
 from argosy.process.rank.boot import Inherited, run_rank
 from argosy.process.rank.child import reset_signals
 from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
@@ -48,6 +50,8 @@ from argosy.process.rank.threads import blas_setters
 
 START_S = 2.0
 """Without an agent for this long, the zygote starts a warden."""
+TOLD_AT_ONCE = 16
+"""Ranks whose start is told in one message to the agent: it works on them while the next are forked."""
 RECONNECT_S = 60.0
 """Without an agent for this long, the zygote ends; its ranks then depend on the warden."""
 
@@ -82,6 +86,7 @@ class Zygote:
         while time.monotonic() < deadline:
             with contextlib.suppress(ArgosyError):
                 self.link = connect(self.runtime / "agent.sock", to_zygote, "the agent")
+                self.retired = False  # The next agent decides anew.
                 children = list(self.reaper.children.values())
                 runs = list(self.sealed)
                 hello = ZygoteHello(self.key, self.born, children, self.ready, runs)
@@ -137,6 +142,11 @@ class Zygote:
                 self.keep(message.run, fds[0])
                 for position, spec in enumerate(message.ranks):
                     self.fork_rank(link, message, spec, fds if position == 0 else fds[:1])
+                    if position % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
+                        link.flush()
+                link.flush()
+            case ForkBeside():
+                self.fork_beside(message, fds)
             case ForkStore():
                 self.fork_store(link, message, fds[0])
             case Retire():
@@ -162,13 +172,19 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            link.send(ForkFailed(message.run, spec.rank, f"fork failed: {error.strerror}"))
+            link.queue(ForkFailed(message.run, spec.rank, f"fork failed: {error.strerror}"))
             return
         if pid == 0:
             self.become(lambda: run_rank(self.inherited, message.run, message.launch, spec, fds))  # Z2
         child = Child(message.run, spec.rank, born(pid))
         self.reaper.children[pid] = child
-        link.send(Forked(child))
+        link.queue(Forked(child))
+
+    def fork_beside(self, message: ForkBeside, fds: list[int]) -> None:
+        """Fork a process that a rank asked for; the rank sees whether it came, and its end is nobody else's."""
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                self.become(lambda: run_beside(self.inherited, message, fds))  # Z2
 
     def fork_store(self, link: Link[ToZygote], message: ForkStore, listener: int) -> None:
         """Fork the process that serves a generation's store."""

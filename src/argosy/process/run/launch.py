@@ -39,8 +39,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Intra-op threads per rank; 0 leaves the choice to the rank's own libraries."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+    role: str = "default"
+    devices: list[str] = []
+    """The only device that each rank sees, as its first; empty: all see all."""
     logs: str = ""
     """Another directory for the ranks' output than the run's own."""
+    one_file: bool = False
+    """stderr goes to the file of stdout: where both are shown as one, they keep their order."""
     log_bytes_max: int = 256 << 20
     detached: bool = False
     linger_s: float = 600.0
@@ -69,12 +74,13 @@ def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:
 def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
     """The variables that torchrun sets for a worker, with its names and meanings."""
     size, rank = str(launch.size), str(index)
+    device = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": launch.devices[index]} if launch.devices else {}
     return {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "ROLE_RANK": rank,
         "GROUP_RANK": "0",
-        "ROLE_NAME": "default",
+        "ROLE_NAME": launch.role,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": size,
         "ROLE_WORLD_SIZE": size,
@@ -88,6 +94,7 @@ def rank_variables(launch: Launch, index: int, generation: int, port: int) -> di
         "ARGOSY_RUN_DIR": launch.directory,
         "ARGOSY_MESH": "main",
         "ARGOSY_GENERATION": str(generation),
+        **device,
     }
 
 

@@ -7,6 +7,7 @@ R1  No more than `max_restarts` restarts, in all.
 R2  No more than `startup_max` failures in a row before any rank made progress.
 R3  No more than `per_hour` restarts within an hour.
 R4  The delay before a restart doubles with every failure in a row, up to `backoff_max_s`.
+R5  Ranks of one generation that are lost at once have one cause: R1 to R4 count them once.
 """
 
 import re
@@ -19,6 +20,7 @@ import msgspec
 from argosy.core import ConfigError, format_ranks
 
 _HOUR_S = 3600.0
+AT_ONCE_S = 1.0
 
 Affected = Callable[[int, Mapping[str, int], str], Sequence[int]]
 
@@ -75,6 +77,7 @@ class Failure(msgspec.Struct, frozen=True):
     at: float
     progressed: bool
     cause: str
+    generation: int = 0
 
 
 class RestartAfter(msgspec.Struct, frozen=True):
@@ -91,21 +94,38 @@ class GiveUp(msgspec.Struct, frozen=True):
     reason: str
 
 
+def _causes(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures without those that came at once with another of the same generation (R5)."""
+    causes: list[Failure] = []
+    before: Failure | None = None
+    for failure in failures:
+        if (
+            before is None
+            or failure.index == before.index
+            or failure.generation != before.generation
+            or failure.at - before.at >= AT_ONCE_S
+        ):
+            causes.append(failure)
+        before = failure
+    return causes
+
+
 def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[str, int]) -> RestartAfter | GiveUp:
     """Return what follows from the last of `failures`; the earlier ones were each answered by a restart."""
-    last, past = failures[-1], len(failures) - 1
+    last, causes = failures[-1], _causes(failures)
+    past = len(causes) - 1
     if restart.policy == "never":
         return GiveUp("restarts were not asked for")
     if restart.max_restarts is not None and past >= restart.max_restarts:  # R1
         return GiveUp(f"{past} of {restart.max_restarts} restarts are used")
     in_a_row = 0
-    for failure in reversed(failures):
+    for failure in reversed(causes):
         if failure.progressed:
             break
         in_a_row += 1
     if in_a_row > restart.startup_max:  # R2
         return GiveUp(f"{in_a_row} failures in a row before any progress, {restart.startup_max} restarts allowed")
-    recent = sum(1 for failure in failures[:-1] if last.at - failure.at < _HOUR_S)
+    recent = sum(1 for failure in causes[:-1] if last.at - failure.at < _HOUR_S)
     if recent >= restart.per_hour:  # R3
         return GiveUp(f"{recent} restarts within an hour, {restart.per_hour} allowed")
     affected: Affected = import_module(f"argosy.process.run.policies.{restart.policy}").affected

@@ -157,7 +157,8 @@ def react(state: RunState, event: Event, now: float) -> Step:
         case StopWanted():
             state, effects = _stop(state, event, now)
         case Hung(index, summary):
-            failure = Failure(index, now, event.progressed, f"rank {index}: {summary}")
+            generation = state.slots[index].generation
+            failure = Failure(index, now, event.progressed, f"rank {index}: {summary}", generation)
             state, effects = _failed(state, failure, HANG_CODE, event.grouped)
         case EvidenceTaken():
             turns = tuple(msgspec.structs.replace(t, awaiting_evidence_until=None) for t in state.turns)
@@ -210,7 +211,8 @@ def _exited(state: RunState, event: Exited, now: float) -> Step:
     handled = slot.asked or any(slot.index in turn.ranks for turn in state.turns)
     if event.status.ok or handled:
         return state, effects
-    failure = Failure(slot.index, now, event.progressed, f"rank {slot.index}: {event.oom or event.status}")
+    cause = f"rank {slot.index}: {event.oom or event.status}"
+    failure = Failure(slot.index, now, event.progressed, cause, slot.generation)
     state, more = _failed(state, failure, event.status.shell_code, event.grouped)
     return state, effects + more
 

@@ -50,6 +50,12 @@ class Owner(msgspec.Struct, frozen=True):
     run: str
 
 
+def absent(*paths: Path) -> list[Path]:
+    """Those of `paths` and their parents that do not exist, innermost first."""
+    found = {each for path in paths for each in (path, *path.parents) if not each.exists()}
+    return sorted(found, key=lambda each: -len(each.parts))
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file at once; readers see the old or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -213,8 +219,12 @@ def find_run(text: str) -> Path:
             raise ConfigError("there is no run yet", hint="start one: argosy run train.py")
         return runs[-1][1]
     exact = [directory for name, directory in runs if name == text]
+    here = [directory for directory in exact if directory.is_relative_to(Path.cwd())]
+    if len(here) == 1 or len(exact) == 1:
+        return (here or exact)[0]
     if exact:
-        return exact[-1]
+        places = ", ".join(str(directory) for directory in exact)
+        raise ConfigError(f"{len(exact)} runs are called {text!r}: {places}", hint="give the directory of one")
     matches = [(name, directory) for name, directory in runs if name.startswith(text)]
     if not matches:
         raise ConfigError(f"no such run: {text}", hint="`argosy ps --all` lists them")

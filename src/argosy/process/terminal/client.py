@@ -4,10 +4,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.daemons import start_warden
-from argosy.process.host.messages import ListRuns, Message, Refused, Runs, ToClient, to_client
+from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, ToClient, to_client
+from argosy.process.run.rundir import find_run
 
 START_S = 20.0
 ANSWER_S = 30.0
@@ -36,7 +37,8 @@ def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
             return connect_agent(runtime)
         except PeerLost:
             if time.monotonic() > deadline:
-                raise DeadlinePassed("the agent", START_S, hint=f"its words are in {runtime}/*.out") from None
+                hint = f"what they said is in {runtime}/*.out"
+                raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=hint) from None
         if time.monotonic() >= start_at:
             start_at = time.monotonic() + 5.0
             runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
@@ -58,10 +60,14 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
 
 
 def list_runs() -> Runs:
-    """What is alive on this host; empty if there is no agent."""
+    """What is alive on this host; empty if there is no agent.
+
+    Raises:
+        ConfigError: the runtime directory is somebody else's.
+    """
     try:
         link = connect_agent()
-    except ArgosyError:
+    except PeerLost:
         return Runs([], [])
     try:
         answer = ask(link, ListRuns())
@@ -71,3 +77,18 @@ def list_runs() -> Runs:
         link.close()
     assert isinstance(answer, Runs)
     return answer
+
+
+def find_living(text: str) -> RunInfo:
+    """The living run that `text` names: see `find_run`.
+
+    Raises:
+        ConfigError: there is no such run, or it has ended.
+    """
+    directory = str(find_run(text))
+    for run in list_runs().runs:
+        if run.directory == directory:
+            return run
+    raise ConfigError(
+        f"the run is not alive: {text}", hint=f"`argosy why {text}` tells how it ended, `argosy ps` lists the living"
+    )

@@ -10,8 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+import msgspec
 
 from argosy.core import ArgosyError, ConfigError, PeerLost, RankId
 from argosy.fabric import Link
@@ -30,24 +33,32 @@ from argosy.process.output.tail import Tail
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import reach_agent
-from argosy.process.terminal.tell import line
+from argosy.process.terminal.tell import Teller
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 RECONNECT_S = 20.0
 PATIENCE_S = 8.0
 """Silence after which a cold start says what it does."""
+REPEAT_S = 0.5
+"""Two signals closer than this are one wish: a terminal sends it, and a parent (`timeout`) forwards it."""
+OUTPUT_LOST = 120
+"""What python exits with if its output could not be written."""
 
 
 class Foreground:
     """One run being watched until it ends."""
 
-    def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]]) -> None:
+    def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]] | None) -> None:
+        """`shown` are the streams of each rank that reach the terminal; None: facts as lines of JSON instead."""
         self._link, self._welcome, self._shown = link, welcome, shown
         self._merger = Merger(welcome.size, prefix=welcome.size > 1)
         self._tail = Tail()
+        self._teller = Teller(welcome.size)
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self._signals: list[int] = []
+        self._signals: list[tuple[int, float]] = []
+        self._stopped_at = -REPEAT_S
+        self._output_lost = False
         self._code: int | None = None
         self._reason = ""
         self._began_at = time.monotonic()
@@ -65,7 +76,7 @@ class Foreground:
                 self._turn()
             self._drain(final=True)
             self._farewell(self._code)
-            return self._code
+            return self._code or (OUTPUT_LOST if self._output_lost else 0)
         finally:
             restore()
 
@@ -98,6 +109,8 @@ class Foreground:
                 pass
 
     def _happened(self, fact: facts.AnyFact) -> None:
+        if self._shown is None:
+            self._put("stdout", msgspec.json.encode(fact) + b"\n")
         match fact:
             case facts.RankStarted(rank=rank):
                 self._quiet = False
@@ -111,7 +124,7 @@ class Foreground:
                 self._code, self._reason = code, reason
             case _:
                 pass
-        if self._chatty and (text := line(fact, self._welcome.size)) is not None:
+        for text in self._teller.lines(fact) if self._chatty else ():
             self._drain(final=True)
             self._say(text)
 
@@ -120,7 +133,7 @@ class Foreground:
         if rank in self._followed:
             return
         self._followed.add(rank)
-        for stream in self._shown[rank.index]:
+        for stream in self._shown[rank.index] if self._shown is not None else ():
             ending = "out" if stream == "stdout" else "err"
             path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
             self._tail.add(rank.index, stream, path)
@@ -138,18 +151,26 @@ class Foreground:
 
     def _write(self, now: float) -> None:
         for out in self._merger.due(now):
-            target = sys.stdout if out.stream == "stdout" else sys.stderr
-            try:
-                target.buffer.write(self._merger.render(out, self._colour))
-                target.flush()
-            except BrokenPipeError:
-                # Nobody reads any more: end as a program in a pipe does.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+            self._put(out.stream, self._merger.render(out, self._colour))
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        """Write to the terminal, whatever it is; the run does not depend on it."""
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        try:
+            target.buffer.write(data)
+            target.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+            if isinstance(error, BrokenPipeError):  # Nobody reads any more: end as a program in a pipe does.
                 self._link.send(StopRun(self._welcome.run, "its output was closed", signal.SIGTERM))
+                return
+            self._output_lost = True
+            trouble = f"{stream} cannot be written: {error.strerror}"
+            self._say(f"{trouble}; the run goes on, its output is in {self._welcome.logs}")
 
     def _say(self, text: str) -> None:
-        sys.stdout.flush()
-        print(f"argosy: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(f"argosy: {text}", file=sys.stderr, flush=True)
 
     def _farewell(self, code: int) -> None:
         for index in range(self._welcome.size):
@@ -163,7 +184,7 @@ class Foreground:
 
     def _take_signals(self) -> Callable[[], None]:
         def note(number: int, _: FrameType | None) -> None:
-            self._signals.append(number)
+            self._signals.append((number, time.monotonic()))
 
         before = {number: signal.signal(number, note) for number in (*STOP_SIGNALS, *FORWARDED)}
 
@@ -175,11 +196,13 @@ class Foreground:
 
     def _forward(self) -> None:
         signals, self._signals = self._signals, []
-        for number in signals:
+        for number, at in signals:
             if number in FORWARDED:
                 self._link.send(SignalRun(self._welcome.run, number))
-            else:
-                by = {signal.SIGINT: "ctrl-c"}.get(signal.Signals(number), signal.Signals(number).name)
+            elif at - self._stopped_at >= REPEAT_S:
+                self._stopped_at = at
+                name = signal.Signals(number).name
+                by = "ctrl-c" if number == signal.SIGINT else f"{name} to `argosy run` (pid {os.getpid()})"
                 self._link.send(StopRun(self._welcome.run, by, number))
 
     def _reconnect(self) -> None:

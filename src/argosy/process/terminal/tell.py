@@ -4,6 +4,38 @@ from argosy.core import format_ranks, signal_name
 from argosy.process.run import facts
 
 
+class Teller:
+    """Puts facts into words, in the order of cause and consequence.
+
+    A restart is decided before the evidence of the failure is on disk: its line waits for the failure's.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: list[str] = []
+        self._ahead = 0
+        """Failures that were told and whose consequence was not."""
+
+    def lines(self, fact: facts.AnyFact) -> list[str]:
+        """What to say now that `fact` is known."""
+        said = [text] if (text := line(fact, self._size)) is not None else []
+        match fact:
+            case facts.IncidentTaken():
+                said += self._waiting[:1]
+                self._ahead += not self._waiting
+                del self._waiting[:1]
+            case facts.Restarting() | facts.GaveUp():
+                if not self._ahead:
+                    self._waiting += said
+                    return []
+                self._ahead -= 1
+            case facts.RankStarted() | facts.LaunchEnded():  # No evidence came.
+                said, self._waiting = [*self._waiting, *said], []
+            case _:
+                pass
+        return said
+
+
 def line(fact: facts.AnyFact, size: int) -> str | None:
     """The line for a fact, or None if it is nobody's news."""
     match fact:

@@ -1,0 +1,274 @@
+"""The frames of calls: an envelope, then buffers as they are, and descriptors of segments beside the first byte.
+
+Reading is incremental and never waits; a frame may come in any number of pieces.
+
+F1  Bytes that are no frame raise `BadFrame`, before anything of them is unpickled.
+F2  A frame's envelope and what follows it are bounded.
+"""
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from argosy.fabric.link import BadFrame
+from argosy.fabric.payload import dump, load
+from argosy.fabric.segments import SEGMENT_MIN, Segment, borrow, ours
+
+_HEADER = struct.Struct("<HHIQ")
+_MAGIC = 0xA5C1
+ENVELOPE_MAX = 16 << 20
+TAIL_MAX = 4 << 30
+_ENVELOPE_INLINE_MAX = 32 << 10
+_READ_BYTES = 64 << 10
+_FDS_MAX = 4
+_ANCILLARY = socket.CMSG_SPACE(4 * _FDS_MAX)
+
+
+class Body(msgspec.Struct, array_like=True, frozen=True):
+    """A pickled value: `pickled` itself, or as the first of the buffers; sizes of buffers; their segment, if any."""
+
+    pickled: bytes = b""
+    sizes: list[int] = []
+    segment: int = 0
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """The first word of whoever listens: which generation of the rank it is, and its name for this link."""
+
+    generation: int
+    link: int
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Run an endpoint. `deadline` is a time of the host's monotonic clock, 0 for none."""
+
+    id: int
+    generation: int
+    """The generation that the caller knows of, -1 if it has not heard of one yet."""
+    actor: str
+    method: str
+    body: Body
+    deadline: float = 0.0
+    chain: int = 0
+    """Equal for all calls that follow from one: who waits within a chain serves that chain."""
+    wanted: bool = True
+    freed: list[int] = []
+    """Segments of the receiver of this frame that its sender has let go of."""
+
+
+class Reply(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """What became of a call."""
+
+    id: int
+    generation: int
+    kind: int
+    body: Body
+    freed: list[int] = []
+
+
+RESULT, RAISED, CANCELLED, LATE, STALE = range(5)
+
+Envelope = Hello | Call | Reply
+_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Parcel:
+    """A value made ready for sending, to one receiver or to many."""
+
+    def __init__(self, value: object, receivers: int = 1) -> None:
+        pickled, buffers = dump(value)
+        self.segment: Segment | None = None
+        self.tail: list[bytes | memoryview] = []
+        sizes = [buffer.nbytes for buffer in buffers]
+        large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
+        if large:
+            try:
+                self.segment = ours.fill(large, receivers)
+            except OSError:
+                large = []  # Then through the socket.
+        self.tail += [b for b in buffers if not large or b.nbytes < SEGMENT_MIN]
+        if len(pickled) > _ENVELOPE_INLINE_MAX:
+            self.tail.insert(0, pickled)
+            sizes.insert(0, -len(pickled))
+            pickled = b""
+        self.body = Body(pickled, sizes, self.segment.number if self.segment is not None else 0)
+
+
+class Frame:
+    """One received message with its buffers."""
+
+    __slots__ = ("buffers", "message", "pickled")
+
+    def __init__(self, message: Envelope, pickled: bytes | memoryview, buffers: list[memoryview]) -> None:
+        self.message, self.pickled, self.buffers = message, pickled, buffers
+
+    def take(self) -> object:
+        """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
+        pickled, buffers = self.pickled, self.buffers
+        self.pickled, self.buffers = b"", []
+        return load(pickled, buffers)
+
+
+def pack(message: Envelope, parcel: Parcel | None = None) -> tuple[list[bytes | memoryview], list[int]]:
+    """A message as the pieces to send and the descriptors that go with the first of them."""
+    envelope = _encoder.encode(message)
+    if parcel is None or not parcel.body.sizes:
+        return [_HEADER.pack(_MAGIC, 0, len(envelope), 0) + envelope], []
+    fds = [] if parcel.segment is None else [parcel.segment.fd]
+    tail = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parcel.tail)
+    return [_HEADER.pack(_MAGIC, len(fds), len(envelope), tail) + envelope, *parcel.tail], fds
+
+
+def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequence[int]) -> bool:
+    """Send as much of `parts` as the socket takes, dropping it from the list; False if something is left.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    while parts:
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = sock.sendmsg(parts[:512], rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            elif len(parts) == 1:
+                sent = sock.send(parts[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            else:
+                sent = sock.sendmsg(parts[:512], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        fds = ()
+        while parts and sent >= (size := len(parts[0]) if isinstance(parts[0], bytes) else parts[0].nbytes):
+            sent -= size
+            parts.pop(0)
+        if sent:
+            parts[0] = memoryview(parts[0]).cast("B")[sent:]
+    return True
+
+
+class Reader:
+    """Puts frames together from what one socket gives. `freed` collects segments that were let go of here."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.freed: deque[int] = deque()
+        self._head = bytearray(_READ_BYTES)
+        self._start = self._end = 0
+        self._fds: deque[int] = deque()
+        self._filling: tuple[Envelope, bytearray, int] | None = None
+        """A frame whose envelope is here, its tail, and how much of that."""
+        self._wants_fd = False
+
+    def read(self, sock: socket.socket) -> list[Frame] | None:
+        """Read once, without waiting, and return the frames that are complete; None if the peer closed.
+
+        Raises:
+            BlockingIOError: there is nothing to read.
+            OSError: the connection is gone.
+            BadFrame: the bytes are no frames (F1).
+        """
+        target = self._target()
+        count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, socket.MSG_DONTWAIT)
+        target.release()
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
+        if flags & socket.MSG_CTRUNC:
+            raise BadFrame(f"descriptors from {self.peer} were truncated")
+        if count == 0:
+            return None
+        frames: list[Frame] = []
+        if self._filling is not None:
+            message, tail, filled = self._filling
+            self._filling = (message, tail, filled + count)
+            if filled + count == len(tail):
+                frames.append(self._finish(message, tail))
+        else:
+            self._end += count
+        while self._filling is None and self._parse(frames):
+            pass
+        return frames
+
+    def close(self) -> None:
+        """Close descriptors that belong to no complete frame."""
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def _target(self) -> memoryview:
+        if self._filling is not None:
+            return memoryview(self._filling[1])[self._filling[2] :]
+        if self._end == len(self._head):
+            if self._start:
+                self._head[: self._end - self._start] = self._head[self._start : self._end]
+                self._start, self._end = 0, self._end - self._start
+            else:
+                self._head.extend(bytes(len(self._head)))
+        return memoryview(self._head)[self._end :]
+
+    def _parse(self, frames: list[Frame]) -> bool:
+        """Take one frame off the buffer; False if there is no whole envelope."""
+        have = self._end - self._start
+        if have < _HEADER.size:
+            return False
+        magic, fds, size, tail_size = _HEADER.unpack_from(self._head, self._start)
+        if magic != _MAGIC or fds > _FDS_MAX or size > ENVELOPE_MAX or tail_size > TAIL_MAX:
+            raise BadFrame(f"{self.peer} sent bytes that are no frame")
+        end = self._start + _HEADER.size + size
+        if end > self._end:
+            return False
+        try:
+            message = _decoder.decode(memoryview(self._head)[self._start + _HEADER.size : end])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
+        self._start = end
+        if not isinstance(message, Hello) and message.body.sizes:
+            self._begin_tail(message, fds, tail_size, frames)
+        else:
+            frames.append(Frame(message, b"" if isinstance(message, Hello) else message.body.pickled, []))
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._head) > _READ_BYTES:
+                self._head = bytearray(_READ_BYTES)
+        return True
+
+    def _begin_tail(self, message: Call | Reply, fds: int, size: int, frames: list[Frame]) -> None:
+        body = message.body
+        expected = sum(abs(each) for each in body.sizes if not (body.segment and each >= SEGMENT_MIN))
+        if expected != size or fds != bool(body.segment) or len(self._fds) < fds:
+            raise BadFrame(f"{self.peer} sent a frame whose parts do not add up")
+        tail = bytearray(size)
+        here = min(size, self._end - self._start)
+        tail[:here] = self._head[self._start : self._start + here]
+        self._start += here
+        if here == size:
+            frames.append(self._finish(message, tail))
+        else:
+            self._filling = (message, tail, here)
+
+    def _finish(self, message: Envelope, tail: bytearray) -> Frame:
+        self._filling = None
+        assert not isinstance(message, Hello)
+        body, at, view = message.body, 0, memoryview(tail)
+        pickled: bytes | memoryview = body.pickled
+        buffers: list[memoryview] = []
+        mapped: list[memoryview] = []
+        if body.segment:
+            freed, number = self.freed, body.segment
+            mapped = borrow(
+                self._fds.popleft(), [s for s in body.sizes if s >= SEGMENT_MIN], lambda: freed.append(number)
+            )
+        for size in body.sizes:
+            if body.segment and size >= SEGMENT_MIN:
+                buffers.append(mapped.pop(0))
+                continue
+            part, at = view[at : at + abs(size)], at + abs(size)
+            if size < 0:
+                pickled = part
+            else:
+                buffers.append(part)
+        return Frame(message, pickled, buffers)

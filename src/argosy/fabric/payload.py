@@ -1,0 +1,158 @@
+"""Python objects on a link: pickle protocol 5, code by cloudpickle, arrays and tensors out of band without a copy.
+
+Only for links between processes of one user, whose credentials were checked before a byte was read.
+"""
+
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+
+from argosy.core import ConfigError
+
+IN_BAND_MAX = 4096
+"""Smaller buffers are cheaper as part of the pickle."""
+_SCALARS = frozenset({int, float, str, bytes, bool, type(None)})
+_PARTS_MAX = 10_000
+_CloudPickler: Any = cast(Any, cloudpickle).Pickler
+
+
+class _Pickler(_CloudPickler):
+    """Takes functions and classes of `__main__` by value, and tensors as buffers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = cast(Any, sys.modules.get("torch"))
+        if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter):
+            reduced = _reduce_tensor(torch, obj)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryview]]:
+    """Pickle a value; returns the pickle and the buffers that go beside it, none if `in_band`.
+
+    Raises:
+        ConfigError: some part cannot be pickled; the message says which, and why.
+    """
+    if _is_plain(value, 3):
+        return pickle.dumps(value, 5), []
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            return True
+        if in_band or raw.nbytes <= IN_BAND_MAX:
+            return True
+        buffers.append(raw)
+        return False
+
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=5, buffer_callback=keep).dump(value)
+    except Exception as error:
+        raise ConfigError(explain(value, error), hint="send plain data, or define __getstate__ without it") from None
+    return file.getvalue(), buffers
+
+
+def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
+    """Rebuild what `dump` took apart; arrays use the buffers as their memory."""
+    return pickle.loads(pickled, buffers=cast(Any, buffers))
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether plain pickle gives the same bytes: nothing in it could be a user's class or an array."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if depth == 0:
+        return False
+    if kind is tuple or kind is list:
+        items = cast("Sequence[object]", value)
+        return len(items) <= 16 and all(_is_plain(item, depth - 1) for item in items)
+    if kind is dict:
+        pairs = cast("Mapping[object, object]", value)
+        return len(pairs) <= 16 and all(type(k) is str and _is_plain(v, depth - 1) for k, v in pairs.items())
+    return False
+
+
+def _reduce_tensor(torch: Any, tensor: Any) -> Any:
+    """A dense CPU tensor as one buffer; None for every other kind, which torch pickles itself."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
+        return None
+    plain = tensor.detach().contiguous().resolve_neg()
+    raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+    buffer = pickle.PickleBuffer(raw)
+    return _rebuild_tensor, (
+        buffer,
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.requires_grad,
+        type(tensor) is not torch.Tensor,
+    )
+
+
+def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    untyped: Any = torch
+    if memoryview(buffer).nbytes:
+        if memoryview(buffer).readonly:
+            buffer = bytearray(buffer)
+        tensor = untyped.frombuffer(buffer, dtype=dtype).view(shape)
+    else:
+        tensor = untyped.empty(shape, dtype=dtype)
+    if parameter:
+        return untyped.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def explain(value: object, error: BaseException) -> str:
+    """Name the innermost part that cannot be pickled, as the user would write it."""
+    path, culprit, seen = "", value, set[int]()
+    for _ in range(32):
+        for name, part in _parts(culprit):
+            if id(part) not in seen and (why := _refusal(part)) is not None:
+                seen.add(id(part))
+                path, culprit, error = path + name, part, why
+                break
+        else:
+            break
+    where = f" ({path.lstrip('.')})" if path else ""
+    return f"cannot be sent to another process: {type(culprit).__name__}{where}: {error}"
+
+
+def _refusal(part: object) -> BaseException | None:
+    try:
+        _Pickler(io.BytesIO(), protocol=5, buffer_callback=_drop).dump(part)
+    except Exception as error:
+        return error
+    return None
+
+
+def _drop(_: pickle.PickleBuffer) -> bool:
+    return False
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """What a value is made of, named."""
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value)
+        yield from ((f"[{key!r}]", part) for key, part in list(pairs.items())[:_PARTS_MAX])
+        return
+    if isinstance(value, list | tuple | set | frozenset):
+        items = cast("Sequence[object]", value)
+        yield from ((f"[{index}]", part) for index, part in enumerate(list(items)[:_PARTS_MAX]))
+        return
+    closure: Sequence[Any] = getattr(value, "__closure__", None) or ()
+    names: Sequence[str] = getattr(getattr(value, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, closure, strict=False):
+        yield f".{name}", cell.cell_contents
+    if hasattr(value, "__dict__") and not isinstance(value, type):
+        for name, part in list(vars(value).items())[:_PARTS_MAX]:
+            yield f".{name}", part

@@ -1,0 +1,435 @@
+"""The called end of links: one loop that reads calls and runs them, one after another, on its own thread.
+
+No thread stands between a call and its endpoint. While an endpoint waits for a reply of its own, calls of the same
+chain are served, so that actors may call each other in a circle; others wait for their turn. Endpoints that may run
+beside others get threads, and the loop then moves to a thread of its own. A second small listener, the door, answers
+while the loop is busy: it takes cancellations and says what runs.
+
+V1  Bytes that are no frame end the link that they came from, and nothing else.
+V2  No caller can stop the loop: replies that it does not read are queued, and then its calls are not read.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from argosy.core import ArgosyError
+from argosy.fabric.calls import Callee
+from argosy.fabric.failures import Cancelled, failure_of
+from argosy.fabric.frames import CANCELLED, RAISED, RESULT, Body, Call, Frame, Hello, Parcel, Reader, pack, send_some
+from argosy.fabric.frames import Reply as ReplyFrame
+from argosy.fabric.link import BadFrame, Link, accept, listen, peer_credentials
+from argosy.fabric.peer import AskBusy, Busy, Cancel, Ticket, context, to_door
+from argosy.fabric.segments import ours
+
+CANCEL_SIGNAL = signal.SIGRTMIN + 11
+UNSENT_BYTES_MAX = 64 << 20
+THREADS_MAX = 64
+_PATIENCE_S = 0.001
+_NOTHING = Body()
+
+
+class Actors(Protocol):
+    """What a server serves."""
+
+    def is_concurrent(self, call: Call) -> bool: ...
+    def perform(self, call: Call, frame: Frame) -> object: ...
+
+
+class Connection:
+    """One caller."""
+
+    def __init__(self, sock: socket.socket, number: int, generation: int) -> None:
+        self.sock, self.number = sock, number
+        self.pid = peer_credentials(sock)[0]
+        self.reader = Reader(f"pid {self.pid}")
+        self.callee = Callee(generation)
+        self.lock = threading.Lock()
+        self.unsent: deque[tuple[list[bytes | memoryview], list[int], int]] = deque()
+        self.unsent_bytes = 0
+        self.events = select.EPOLLIN
+        self.lent: list[int] = []
+        self.closed = False
+
+    def send(self, message: Hello | ReplyFrame, parcel: Parcel | None = None) -> None:
+        """Send, or queue what the caller does not take now."""
+        parts, fds = pack(message, parcel)
+        with self.lock:
+            if self.closed:
+                return
+            try:
+                if not self.unsent and send_some(self.sock, parts, fds):
+                    return
+            except OSError:
+                return  # Its end is seen when it is read.
+            begun = not self.unsent and len(parts) > 0 and isinstance(parts[0], memoryview)
+            size = sum(memoryview(part).nbytes for part in parts)
+            self.unsent.append((parts, [] if begun else fds, size))
+            self.unsent_bytes += size
+
+    def flush(self) -> None:
+        """Send what was queued, as far as the caller takes it."""
+        with self.lock:
+            while self.unsent:
+                parts, fds, size = self.unsent[0]
+                whole = len(parts)
+                if not send_some(self.sock, parts, fds):
+                    if len(parts) < whole or isinstance(parts[0], memoryview):
+                        self.unsent[0] = (parts, [], size)
+                    return
+                self.unsent.popleft()
+                self.unsent_bytes -= size
+
+
+class Running:
+    """An endpoint that is being run."""
+
+    def __init__(self, connection: Connection, call: Call) -> None:
+        self.connection, self.call = connection, call
+        self.since = time.monotonic()
+        self.thread = threading.get_ident()
+        self.cancelled = False
+
+
+class Server:
+    """A rank's listening end. `loop` serves until `stop`; calls of one caller run in order."""
+
+    def __init__(self, path: Path, generation: int, actors: Actors) -> None:
+        self.path, self.generation, self.actors = path, generation, actors
+        self._pid = os.getpid()
+        self._links: dict[int, Connection] = {}
+        self._numbers: dict[int, Connection] = {}
+        self._count = 0
+        self._queue: deque[tuple[Connection, Frame]] = deque()
+        self._serial: Running | None = None
+        self._beside: dict[tuple[int, int], Running] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._handed: deque[tuple[Connection, Frame]] = deque()
+        self._wake = threading.Semaphore(0)
+        self._threaded = False
+        self.stopped = False
+        self._in_main = threading.current_thread() is threading.main_thread()
+        if self._in_main:
+            signal.signal(CANCEL_SIGNAL, self._interrupted)
+        self._door = listen(path.with_suffix(".door"))
+        self._listener = listen(path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        os.register_at_fork(after_in_child=self._forget)
+        threading.Thread(target=self._keep_door, name="argosy door", daemon=True).start()
+
+    # --- the loop
+
+    def loop(self) -> None:
+        """Serve on this thread; if endpoints that run beside others come, on another."""
+        while not self.stopped:
+            if self._threaded:
+                threading.Thread(target=self._read_on, name="argosy calls", daemon=True).start()
+                self._work()
+                return
+            self._turn(-1)
+            while self._queue and not self.stopped and not self._threaded:
+                began = time.monotonic()
+                self._run(*self._queue.popleft())
+                if self._queue and time.monotonic() - began > _PATIENCE_S:
+                    self._turn(0)  # A caller may have gone: what it wanted is then not done.
+
+    def stop(self) -> None:
+        """End the loop."""
+        self.stopped = True
+        self._wake.release()
+
+    def close(self) -> None:
+        """Close all that is open."""
+        for connection in list(self._links.values()):
+            self._drop(connection)
+        for sock in (self._listener, self._door):
+            sock.close()
+        for path in (self.path, self.path.with_suffix(".door")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def want_threads(self) -> None:
+        """From now on endpoints may run beside each other: read on a thread of its own."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="argosy endpoint")
+            self._threaded = True
+
+    def serve_while_waiting(self, fd: int, events: int, timeout_s: float, ticket: Ticket | None) -> bool:
+        """Wait for `fd`, or for what it may settle, on behalf of the endpoint that runs, serving its chain meanwhile.
+
+        Returns False if nothing came.
+        """
+        until = time.monotonic() + timeout_s
+        try:
+            self._epoll.register(fd, events)
+        except FileExistsError:  # An endpoint further out waits for the same.
+            fresh = False
+        else:
+            fresh = True
+        try:
+            while (left := until - time.monotonic()) > 0:
+                if fd in self._turn(left, during=self._serial) or (ticket is not None and ticket.done):
+                    return True
+        finally:
+            if fresh:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(fd)
+        return False
+
+    def _read_on(self) -> None:
+        while not self.stopped:
+            self._turn(-1)
+            while self._queue:
+                self._handed.append(self._queue.popleft())
+                self._wake.release()
+
+    def _work(self) -> None:
+        """Run serial endpoints on this thread while another reads."""
+        while not self.stopped:
+            self._wake.acquire()
+            if self._handed:
+                self._run(*self._handed.popleft())
+
+    def _turn(self, timeout_s: float, during: Running | None = None) -> list[int]:
+        """Read what came; returns the descriptors that are not ours."""
+        others: list[int] = []
+        for fd, event in self._epoll.poll(timeout_s):
+            connection = self._links.get(fd)
+            if connection is not None:
+                self._serve(connection, event, during)
+            elif fd == self._listener.fileno():
+                self._greet()
+            else:
+                others.append(fd)
+        return others
+
+    def _greet(self) -> None:
+        try:
+            sock = accept(self._listener)
+        except OSError:
+            return
+        if sock is None:
+            return
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+        self._count += 1
+        connection = Connection(sock, self._count, self.generation)
+        self._links[sock.fileno()] = self._numbers[self._count] = connection
+        self._epoll.register(sock, select.EPOLLIN)
+        connection.send(Hello(self.generation, self._count))
+
+    def _serve(self, connection: Connection, event: int, during: Running | None) -> None:
+        try:
+            if event & select.EPOLLOUT:
+                connection.flush()
+                self._adjust(connection)
+            if not event & (select.EPOLLIN | select.EPOLLHUP):
+                return
+            frames = connection.reader.read(connection.sock)
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame):  # V1
+            frames = None
+        if frames is None:
+            self._drop(connection)
+            return
+        for frame in frames:
+            if isinstance(frame.message, Call) and connection.callee.arrived(frame.message):
+                self._arrived(connection, frame, frame.message, during)
+
+    def _arrived(self, connection: Connection, frame: Frame, call: Call, during: Running | None) -> None:
+        for number in call.freed:
+            ours.returned(number)
+            if number in connection.lent:
+                connection.lent.remove(number)
+        nested = call.chain and self._serial is not None and call.chain == self._serial_chain
+        if self._pool is not None and (nested or self.actors.is_concurrent(call)):
+            self._pool.submit(self._run_beside, connection, frame)
+        elif nested and during is not None:
+            self._run(connection, frame)
+        else:
+            self._queue.append((connection, frame))
+
+    def _adjust(self, connection: Connection) -> None:
+        """Listen for what this connection may do next (V2)."""
+        crowded = connection.unsent_bytes > UNSENT_BYTES_MAX
+        events = (0 if crowded else select.EPOLLIN) | (select.EPOLLOUT if connection.unsent else 0)
+        if events != connection.events and not connection.closed:
+            connection.events = events
+            self._epoll.modify(connection.sock, events)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        with connection.lock:
+            connection.closed = True
+        del self._links[connection.sock.fileno()]
+        self._numbers.pop(connection.number, None)
+        connection.sock.close()
+        connection.reader.close()
+        for number in connection.lent:
+            ours.returned(number)
+
+    # --- running endpoints
+
+    _serial_chain = 0
+
+    def _run(self, connection: Connection, frame: Frame) -> None:
+        """Run a serial endpoint on this thread, inside another one of its chain if there is one."""
+        call = frame.message
+        assert isinstance(call, Call)
+        outer, chain, deadline = self._serial, self._serial_chain, context.deadline
+        self._serial = running = Running(connection, call)
+        self._serial_chain = context.chain = call.chain or _new_chain()
+        context.deadline = call.deadline
+        context.host = None if self._threaded else self
+        try:
+            self._perform(running, frame)
+        finally:
+            self._serial, self._serial_chain = outer, chain
+            context.chain, context.deadline = chain, deadline
+            if outer is None:
+                context.host = None
+
+    def _run_beside(self, connection: Connection, frame: Frame) -> None:
+        call = frame.message
+        assert isinstance(call, Call)
+        running = Running(connection, call)
+        self._beside[connection.number, call.id] = running
+        context.chain, context.deadline = call.chain or _new_chain(), call.deadline
+        try:
+            self._perform(running, frame)
+        except BaseException as error:  # SystemExit and the like end the rank, as they do on its main thread.
+            os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+        finally:
+            self._beside.pop((connection.number, call.id), None)
+
+    def _perform(self, running: Running, frame: Frame) -> None:
+        connection, call = running.connection, running.call
+        if connection.closed and call.wanted:
+            return  # Nobody is there to hear it.
+        kind = connection.callee.admit(call, time.monotonic())
+        value: object = None
+        if kind is None:
+            try:
+                value = self.actors.perform(call, frame)
+                kind = RESULT
+            except Cancelled:
+                kind = CANCELLED
+            except Exception as error:
+                kind, value = RAISED, failure_of(error)
+        if os.getpid() != self._pid:
+            os._exit(0)  # A child that an endpoint forked, and that came back here instead of ending.
+        if call.wanted:
+            self._reply(connection, call, kind, value)
+
+    def _reply(self, connection: Connection, call: Call, kind: int, value: object) -> None:
+        parcel: Parcel | None = None
+        if kind in (RESULT, RAISED):
+            try:
+                parcel = Parcel(value)
+            except ArgosyError as error:
+                error.add_note(f"the result of {call.actor}.{call.method}")
+                kind, parcel = RAISED, Parcel(failure_of(error))
+        del value
+        freed: list[int] = []
+        while connection.reader.freed:
+            freed.append(connection.reader.freed.popleft())
+        body = parcel.body if parcel is not None else _NOTHING
+        if body.segment:
+            connection.lent.append(body.segment)
+        connection.send(ReplyFrame(call.id, self.generation, kind, body, freed), parcel)
+        if connection.unsent:
+            self._adjust(connection)
+
+    # --- the door
+
+    def _keep_door(self) -> None:
+        """Take cancellations, and say what runs."""
+        poller = select.poll()
+        poller.register(self._door, select.POLLIN)
+        while not self.stopped:
+            try:
+                poller.poll(1000)
+                sock = accept(self._door)
+            except (OSError, ValueError):
+                if self.stopped or self._door.fileno() < 0:
+                    return
+                time.sleep(0.05)
+                continue
+            if sock is None:
+                continue
+            link = Link(sock, to_door, "a caller")
+            try:
+                message, _ = link.wait(1.0)
+                if isinstance(message, Cancel):
+                    self._cancel(message)
+                else:
+                    assert isinstance(message, AskBusy)
+                    link.send(self._busy())
+            except ArgosyError:
+                pass
+            finally:
+                link.close()
+
+    def _busy(self) -> Busy:
+        running = self._serial
+        if running is None:
+            running = next(iter(list(self._beside.values())), None)
+        waiting = len(self._queue) + len(self._handed)
+        if running is None:
+            return Busy("", 0.0, waiting)
+        name = f"{running.call.actor}.{running.call.method}" if running.call.actor else running.call.method
+        return Busy(name, time.monotonic() - running.since, waiting)
+
+    def _cancel(self, message: Cancel) -> None:
+        connection = self._numbers.get(message.link)
+        if connection is None:
+            return
+        connection.callee.cancel(message.number)
+        running = self._beside.get((message.link, message.number))
+        serial = self._serial
+        if serial is not None and serial.connection is connection and serial.call.id == message.number:
+            running = serial
+        if running is None:
+            return
+        running.cancelled = True
+        if running is serial and self._in_main:
+            signal.pthread_kill(running.thread, CANCEL_SIGNAL)  # Interrupts a sleep or a read, too.
+        else:
+            set_exception: Callable[..., Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            set_exception(ctypes.c_ulong(running.thread), ctypes.py_object(Cancelled))
+
+    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+        if self._serial is not None and self._serial.cancelled:
+            self._serial.cancelled = False
+            raise Cancelled
+
+    def _forget(self) -> None:
+        """In a child that an endpoint forked: all of this is the parent's."""
+        if os.getpid() == self._pid:
+            return
+        self.stopped = True
+        for sock in (self._listener, self._door, *(connection.sock for connection in self._links.values())):
+            sock.close()
+        for connection in self._links.values():
+            connection.closed = True
+        self._epoll.close()
+
+
+def _new_chain() -> int:
+    return int.from_bytes(os.urandom(6), "little") | 1

@@ -1,0 +1,172 @@
+"""Handles of actors: a name on some ranks of a mesh. They can be sent to other processes, which then call directly."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from argosy.core import ConfigError
+from argosy.fabric import Parcel, Peer, Ticket, context, find_peer
+from argosy.process.actors.fate import Chronicle
+from argosy.process.actors.host import marks, socket_path
+from argosy.process.actors.replies import Replies, Reply
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """Where the ranks of a run are, and how they are laid out (row-major, name to extent)."""
+
+    name: str
+    folder: str
+    directory: str
+    dims: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        return prod(extent for _, extent in self.dims)
+
+    def peer(self, index: int) -> Peer:
+        """The link of this process to one rank."""
+        path = socket_path(Path(self.folder), index)
+        chronicle = _chronicle(self.directory, self.folder)
+        return find_peer(
+            path,
+            f"rank {index} of {self.name}",
+            lambda: lambda generation: chronicle.fate(index, generation),
+        )
+
+
+@cache
+def _chronicle(directory: str, folder: str) -> Chronicle:
+    return Chronicle(Path(directory), Path(folder))
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How calls through a handle are made."""
+
+    deadline_s: float | None = None
+    retry: int = 0
+    reply: bool = True
+
+
+def slice_ranks(dims: Mapping[str, int], chosen: Mapping[str, int | slice]) -> tuple[list[int], dict[str, int]]:
+    """The ranks at these coordinates, and the dimensions that remain.
+
+    Raises:
+        ConfigError: there is no such dimension or coordinate.
+    """
+    for name, at in chosen.items():
+        if name not in dims:
+            raise ConfigError(f"no such dimension: {name!r}", hint=f"this mesh has {', '.join(dims)}")
+        if isinstance(at, int) and not -dims[name] <= at < dims[name]:
+            raise ConfigError(f"{name}={at} is outside of a dimension of {dims[name]}")
+    ranks, stride = [0], prod(dims.values())
+    left: dict[str, int] = {}
+    for name, extent in dims.items():
+        stride //= extent
+        at = chosen.get(name, slice(None))
+        places = [range(extent)[at]] if isinstance(at, int) else list(range(extent)[at])
+        if not isinstance(at, int):
+            left[name] = len(places)
+        ranks = [rank + place * stride for rank in ranks for place in places]
+    return ranks, left
+
+
+class Actors:
+    """An actor on some ranks: calling an endpoint calls it on all of them."""
+
+    def __init__(
+        self, grid: Grid, name: str, kind: type | None, ranks: Sequence[int], dims: Mapping[str, int], options: Options
+    ) -> None:
+        self._grid, self._name, self._kind, self._options = grid, name, kind, options
+        self._ranks, self._dims = tuple(ranks), dict(dims)
+
+    def slice(self, **chosen: "int | slice") -> "Actors":
+        """The actors at these coordinates: `workers.slice(dp=0)`."""
+        places, left = slice_ranks(self._dims, chosen)
+        return self._with(ranks=[self._ranks[place] for place in places], dims=left)
+
+    def options(self, *, deadline_s: float | None = None, retry: int = 0, reply: bool = True) -> "Actors":
+        """The same actors, called otherwise.
+
+        `deadline_s`: each call ends until then, and its callee is told to stop. `retry`: made again so many times
+        when a rank is lost, for endpoints marked idempotent. `reply=False`: nobody waits for the outcome.
+        """
+        return self._with(options=Options(deadline_s, retry, reply))
+
+    def __getitem__(self, place: int) -> "Actor":
+        rank = self._ranks[place]
+        return Actor(self._grid, self._name, self._kind, [rank], {}, self._options)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __iter__(self) -> "Iterator[Actor]":
+        return (self[place] for place in range(len(self._ranks)))
+
+    def __getattr__(self, method: str) -> "Callable[..., Any]":
+        if method.startswith("__"):
+            raise AttributeError(method)
+        kind = self._kind
+        if kind is not None and not callable(getattr(kind, method, None)):
+            raise AttributeError(f"{kind.__name__} has no endpoint {method!r}")
+        return lambda *args, **kwargs: self._call(method, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._grid, self._name, self._kind, self._ranks, self._dims, self._options)
+
+    def __repr__(self) -> str:
+        kind = self._kind.__name__ if self._kind is not None else self._name
+        dims = ", ".join(f"{name}={extent}" for name, extent in self._dims.items())
+        return f"<{kind} on {len(self._ranks)} ranks of {self._grid.name}{f' ({dims})' if dims else ''}>"
+
+    def _with(
+        self,
+        ranks: Sequence[int] | None = None,
+        dims: Mapping[str, int] | None = None,
+        options: Options | None = None,
+    ) -> "Actors":
+        chosen, left = self._ranks if ranks is None else ranks, self._dims if dims is None else dims
+        kind = Actor if not left and len(chosen) == 1 else Actors
+        return kind(self._grid, self._name, self._kind, chosen, left, options or self._options)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return Replies(self._begin(method, args, kwargs))
+
+    def _begin(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Reply[Any]]:
+        """Send the call to every rank."""
+        options = self._options
+        if options.retry and not (self._kind is not None and marks(self._kind, method).idempotent):
+            raise ConfigError(
+                f"only idempotent endpoints are called again: {method}",
+                hint="mark it with @argosy.endpoint(idempotent=True)",
+            )
+        deadline = time.monotonic() + options.deadline_s if options.deadline_s is not None else 0.0
+        if context.deadline and (not deadline or context.deadline < deadline):
+            deadline = context.deadline  # What is done for a call must not outlast it.
+        try:
+            parcel = Parcel((args, kwargs), len(self._ranks))
+        except ConfigError as error:
+            error.add_note(f"calling {self._name or 'a function'}.{method}")
+            raise
+
+        def send(rank: int) -> Ticket:
+            again = parcel if parcel.segment is None else Parcel((args, kwargs))
+            return self._grid.peer(rank).call(again, self._name, method, deadline, options.reply)
+
+        peers = [self._grid.peer(rank) for rank in self._ranks]
+        tickets = [peer.call(parcel, self._name, method, deadline, options.reply) for peer in peers]
+        return [
+            Reply(rank, ticket, deadline, send, options.retry)
+            for rank, ticket in zip(self._ranks, tickets, strict=True)
+        ]
+
+
+class Actor(Actors):
+    """An actor on one rank: calling an endpoint gives one reply."""
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._begin(method, args, kwargs)[0]

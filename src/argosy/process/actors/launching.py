@@ -1,0 +1,133 @@
+"""From what a mesh was asked for to a launch that the agent can start."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from argosy.core import ConfigError, PeerLost
+from argosy.fabric import Link, cache_dir
+from argosy.process.host.messages import LaunchRun, ToClient, Welcome
+from argosy.process.imports.scan import TORCH, fingerprint, scan
+from argosy.process.rank.environment import seal_environment
+from argosy.process.run.launch import Launch, rank_defaults, zygote_key
+from argosy.process.run.restart import Restart
+from argosy.process.run.rundir import default_name
+from argosy.process.terminal.client import ask, reach_agent
+
+HOST = "argosy.process.actors"
+_NEEDED = ("argosy.process.actors.host", "argosy.process.actors.handles")
+GRACE_S = 5.0
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for, of a mesh or a program."""
+
+    name: str | None = None
+    dims: dict[str, int]
+    restart: Restart
+    preload: Sequence[str] | None = None
+    argv: Sequence[str] = ()
+    """A program to execute; empty for a mesh."""
+
+
+def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
+    """The launch, and the environment of its ranks."""
+    if min(wanted.dims.values()) < 1:
+        raise ConfigError(f"a mesh needs positive dimensions: {wanted.dims}")
+    if wanted.restart.policy == "group" and wanted.restart.along not in wanted.dims:
+        raise ConfigError(f"no such dimension: {wanted.restart.along!r}", hint=f"it has {', '.join(wanted.dims)}")
+    environment = {name: value for name, value in os.environ.items() if not _is_a_ranks_own(name)}
+    mask = os.umask(0)
+    os.umask(mask)
+    directory = _directory(wanted)
+    entries = [] if wanted.argv else preloads(wanted.preload)
+    target, args = (wanted.argv[0], list(wanted.argv[1:])) if wanted.argv else (HOST, [_path()])
+    flags = cast("list[str]", cast(Any, subprocess)._args_from_interpreter_flags())
+    launch = Launch(
+        name=directory.name,
+        directory=str(directory),
+        argv=list(wanted.argv) or [Path(sys.argv[0] or "python").name, "(mesh)"],
+        kind="program" if wanted.argv else "module",
+        target=target,
+        args=args,
+        python=[sys.executable, *flags],
+        dims=dict(wanted.dims),
+        cwd=os.getcwd(),
+        umask=mask,
+        preload=entries,
+        fingerprint="" if wanted.argv else fingerprint(sys.path[1:]),
+        restart=wanted.restart,
+        grace_s=GRACE_S,
+        linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
+        store=not wanted.argv and find_spec("torch") is not None,
+    )
+    if wanted.argv:
+        return launch, environment
+    key = zygote_key(launch, {**rank_defaults(launch), **environment})
+    return msgspec.structs.replace(launch, key=key), environment
+
+
+def submit(launch: Launch, environment: Mapping[str, str]) -> tuple[Link[ToClient], Welcome]:
+    """Hand the launch to the agent; an agent that is just leaving is replaced by a new one."""
+    sealed = seal_environment(environment, {})
+    try:
+        for attempt in range(3):
+            link = reach_agent()
+            try:
+                answer = ask(link, LaunchRun(launch), [sealed])
+            except PeerLost:
+                link.close()
+                if attempt == 2:
+                    raise
+                time.sleep(0.05)
+                continue
+            assert isinstance(answer, Welcome)
+            return link, answer
+    finally:
+        os.close(sealed)
+    raise AssertionError
+
+
+def preloads(asked: Sequence[str] | None) -> list[str]:
+    """What the zygote imports: what was asked for, or what the calling script imports."""
+    if asked is None:
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        if main is not None and os.path.isfile(main) and "ipykernel" not in sys.modules:
+            asked = scan(main, False, sys.path[1:], cache_dir() / "scans")
+        else:
+            asked = [name for name in ("numpy", "torch") if name in sys.modules]
+    entries = list(asked)
+    if "torch" in entries:
+        entries = [*TORCH, *(entry for entry in entries if entry not in TORCH)]
+    return [*_NEEDED, *entries]
+
+
+def _is_a_ranks_own(name: str) -> bool:
+    """Variables that say which rank this is: a child mesh has ranks of its own."""
+    own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ARGOSY_RUN")
+    return name in own or name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_", "ARGOSY_RUN_", "ARGOSY_GEN"))
+
+
+def _path() -> str:
+    import pickle
+
+    return pickle.dumps([os.getcwd() if entry == "" else os.path.abspath(entry) for entry in sys.path]).hex()
+
+
+def _directory(wanted: Wanted) -> Path:
+    if wanted.name is not None and ("/" in wanted.name or wanted.name in ("", ".", "..", "last")):
+        raise ConfigError(f"not a name for a run: {wanted.name!r}")
+    stem = wanted.argv[0] if wanted.argv else (sys.argv[0] if Path(sys.argv[0]).suffix == ".py" else "mesh")
+    name = wanted.name or default_name(stem)
+    directory, number = Path("runs").absolute() / name, 2
+    while wanted.name is None and directory.exists():
+        directory = directory.with_name(f"{name}-{number}")
+        number += 1
+    return directory

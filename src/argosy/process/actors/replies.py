@@ -1,0 +1,215 @@
+"""What calls give back: a reply, or the replies of several ranks; waited for, awaited, streamed or reduced."""
+
+import asyncio
+import contextlib
+import select
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost
+from argosy.fabric import CANCELLED, LATE, RAISED, Failure, Ticket, rebuild
+from argosy.fabric import Reply as ReplyFrame
+
+T = TypeVar("T")
+Resend = Callable[[int], Ticket]
+
+
+class Reply(Generic[T]):
+    """The reply of one rank to one call."""
+
+    def __init__(self, rank: int, ticket: Ticket, deadline: float, resend: Resend, retries: int) -> None:
+        self.rank = rank
+        self._ticket, self._deadline, self._resend, self._retries = ticket, deadline, resend, retries
+        self._began = time.monotonic()
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Wait for the result.
+
+        Raises:
+            whatever the endpoint raised, with a note that holds the remote traceback and the rank.
+            PeerLost: the rank is gone; the cause says how.
+            DeadlinePassed: the deadline of the call has passed (the callee is told to stop), or `timeout_s` has.
+        """
+        until = 0.0 if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._wait(until)
+            if self._retries and isinstance(self._ticket.error, PeerLost):
+                self._retries -= 1
+                self._ticket = self._resend(self.rank)
+                continue
+            return self._result()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `get` would return or raise at once."""
+        return self._ticket.done
+
+    def cancel(self) -> bool:
+        """Give the call up and stop it at the callee; False if it was over before."""
+        peer = self._ticket.peer
+        return peer.cancel(self._ticket, ArgosyError(f"the call to {peer.name} was cancelled by its caller"))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from self._settled().__await__()
+        return self.get()
+
+    # --- waiting
+
+    def _wait(self, until: float) -> None:
+        ticket, deadline = self._ticket, self._deadline
+        first = min(until or deadline, deadline or until)
+        try:
+            if ticket.done or ticket.peer.wait(ticket, first):
+                return
+        except BaseException:  # An interrupt: nobody waits any more, so nobody shall work for it.
+            self.cancel()
+            raise
+        if deadline and time.monotonic() >= deadline:
+            self._expire()
+        else:
+            raise DeadlinePassed(f"a reply of {ticket.peer.name}", until - self._began, hint="the call goes on")
+
+    def _expire(self) -> None:
+        peer = self._ticket.peer
+        hint = peer.busy()
+        error = DeadlinePassed(f"a reply of {peer.name}", self._deadline - self._began, hint=hint)
+        error.add_note(hint)
+        peer.cancel(self._ticket, error)
+
+    async def _settled(self) -> None:
+        """Wait on an event loop until the ticket is done."""
+        ticket, loop = self._ticket, asyncio.get_running_loop()
+        done = asyncio.Event()
+        ticket.on_done = lambda: cast(None, loop.call_soon_threadsafe(done.set))
+        watched = ticket.peer.watch(loop)
+        try:
+            while not ticket.done:
+                left = self._deadline - time.monotonic() if self._deadline else 1.0
+                if left <= 0:
+                    await asyncio.to_thread(self._expire)
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, 1.0)):
+                        await done.wait()
+                if not ticket.done:
+                    ticket.peer.check()
+                if self._retries and isinstance(ticket.error, PeerLost):
+                    await asyncio.to_thread(self.get)  # Waits for the replacement.
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            ticket.peer.unwatch(loop, watched)
+
+    def _result(self) -> T:
+        ticket = self._ticket
+        if ticket.error is not None:
+            raise ticket.error
+        frame = ticket.frame
+        assert frame is not None
+        message = cast(ReplyFrame, frame.message)
+        if message.kind == LATE:
+            raise DeadlinePassed(f"the turn of a call to {ticket.peer.name}", self._deadline - self._began)
+        if message.kind == CANCELLED:
+            raise ArgosyError(f"the call to {ticket.peer.name} was cancelled")
+        if not hasattr(self, "_value"):
+            self._value = frame.take()
+        if message.kind == RAISED:
+            raise rebuild(cast(Failure, self._value), ticket.peer.name)
+        return cast(T, self._value)
+
+
+class Replies(Generic[T]):
+    """The replies of several ranks to one call."""
+
+    def __init__(self, replies: Sequence[Reply[T]]) -> None:
+        self._replies = list(replies)
+
+    def gather(self, timeout_s: float | None = None) -> list[T]:
+        """All results, in the order of the ranks. Raises what the first failed rank raised, when all have ended.
+
+        With `timeout_s` it may raise `DeadlinePassed` before that; the calls go on.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        results: list[T] = []
+        failed: BaseException | None = None
+        for position, reply in enumerate(self._replies):
+            try:
+                results.append(reply.get(None if until is None else max(0.0, until - time.monotonic())))
+            except Exception as error:
+                failed = failed or error
+            except BaseException:
+                for other in self._replies[position + 1 :]:
+                    other.cancel()
+                raise
+        if failed is not None:
+            raise failed
+        return results
+
+    def outcomes(self) -> list[T | Exception]:
+        """Per rank its result or what it raised, in the order of the ranks."""
+        outcomes: list[T | Exception] = []
+        for reply in self._replies:
+            try:
+                outcomes.append(reply.get())
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+
+    def stream(self) -> Iterator[Reply[T]]:
+        """The replies as they come; `get` of each returns or raises at once."""
+        waiting = list(self._replies)
+        while waiting:
+            done = [reply for reply in waiting if reply.is_done]
+            for reply in done:
+                waiting.remove(reply)
+                yield reply
+            if waiting and not done:
+                _wait_for_any(waiting)
+
+    def reduce(self, combine: Callable[[T, T], T]) -> T:
+        """Combine the results two by two, each as soon as it comes, so that they are never all held."""
+        total: list[T] = []
+        for reply in self.stream():
+            value = reply.get()
+            total[:] = [combine(total[0], value)] if total else [value]
+        return total[0]
+
+    def cancel(self) -> None:
+        """Give all calls up."""
+        for reply in self._replies:
+            reply.cancel()
+
+    def __iter__(self) -> Iterator[Reply[T]]:
+        return iter(self._replies)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[T]:
+        await asyncio.gather(*(reply._settled() for reply in self._replies))  # pyright: ignore[reportPrivateUsage]
+        return self.gather()
+
+
+def _wait_for_any(replies: Sequence[Reply[Any]]) -> None:
+    """Wait until bytes came for one of them, or a second has passed, and read."""
+    tickets = [reply._ticket for reply in replies]  # pyright: ignore[reportPrivateUsage]
+    peers = {ticket.peer for ticket in tickets}
+    poller = select.poll()
+    for peer in peers:
+        sock = peer.sock
+        if sock is not None and sock.fileno() >= 0:
+            poller.register(sock, select.POLLIN)
+    ready = poller.poll(1000)
+    for peer in peers:
+        peer.poke()
+        if not ready:
+            peer.check()
+    for reply in replies:
+        deadline = reply._deadline  # pyright: ignore[reportPrivateUsage]
+        if deadline and not reply.is_done and time.monotonic() >= deadline:
+            reply._expire()  # pyright: ignore[reportPrivateUsage]

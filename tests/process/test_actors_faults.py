@@ -1,0 +1,266 @@
+"""Calls under faults: every one ends, none twice, none by an old generation, and nothing leaks."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from console import until
+from hands import Awkward, Worker
+from meshes import gone, owner, until_gone
+
+import argosy
+from argosy import Cluster, ConfigError, DeadlinePassed, PeerLost, RemoteError, Restart
+from argosy.process import list_runs
+
+FOR_EVER = Restart(policy="rank", per_hour=100_000, startup_max=100_000)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with owner(tmp_path_factory.mktemp("owner")) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def cluster(runtime: Path) -> Iterator[Cluster]:
+    with argosy.local(show=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def worker(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    yield mesh.spawn(Worker)[0]
+    mesh.stop()
+
+
+@pytest.fixture
+def awkward(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    yield mesh.spawn(Awkward)[0]
+    mesh.stop()
+
+
+def kill_at_random(cluster: Cluster, kills: int, seed: int) -> None:
+    """Kill the callee at any moment of a call; each call ends in its own result or in PeerLost."""
+    chance = random.Random(seed)
+    mesh = cluster.mesh(ranks=2, preload=[], restart=FOR_EVER)
+    workers = mesh.spawn(Worker)
+    for _ in range(kills):
+        victim = chance.randrange(2)
+        pid = workers[victim].options(deadline_s=60).pid().get()
+        killer = threading.Timer(chance.choice([0.0, 0.0005, 0.002, 0.01]), os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        calls = [(x, workers[victim].options(deadline_s=60).square(x)) for x in range(chance.choice([1, 30, 300]))]
+        for x, call in calls:
+            try:
+                outcome = call.get()
+            except PeerLost as lost:
+                outcome = lost.cause
+            assert outcome in (x * x, "killed by SIGKILL")
+        killer.join()
+        until(lambda pid=pid: gone(pid), "the end of the victim")
+        assert workers[victim].options(deadline_s=60, retry=3).pid().get() != pid
+    assert sum(workers.generation().gather()) == kills
+    mesh.stop()
+
+
+def test_kills_at_any_moment_of_a_call(cluster: Cluster):
+    kill_at_random(cluster, 25, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_kills(cluster: Cluster):
+    kill_at_random(cluster, 1000, seed=2)
+
+
+def test_an_endpoint_that_blocks_for_ever_is_left_and_stopped(awkward):
+    for name in ("block", "spin"):
+        with pytest.raises(DeadlinePassed) as caught:
+            getattr(awkward.options(deadline_s=0.3), name)().get()
+        assert f".{name} for" in caught.value.hint
+        assert awkward.options(deadline_s=60).ready().get()
+
+
+def test_what_cannot_be_sent_back_is_told(awkward):
+    with pytest.raises(RemoteError, match="odd indeed"):
+        awkward.raise_unpicklable().get()
+    with pytest.raises(ConfigError, match=r"inner'\]\[0\].*cannot pickle"):
+        awkward.lock().get()
+    with pytest.raises(ConfigError, match="returns a generator"):
+        awkward.generate().get()
+    assert awkward.ready().get()
+
+
+@pytest.mark.parametrize(("method", "code"), [("leave", 3), ("leave_at_once", 4), ("leave_at_once", 0)])
+def test_an_endpoint_that_exits_is_a_lost_peer(awkward, method: str, code: int):
+    with pytest.raises(PeerLost, match=f"exit code {code}"):
+        getattr(awkward, method)(code).get()
+    if code:
+        assert awkward.ready().get()
+    else:
+        with pytest.raises(PeerLost, match="exit code 0"):
+            awkward.ready().get()
+
+
+def test_an_endpoint_that_forks_answers_once(awkward):
+    children = [awkward.fork().get() for _ in range(2)]
+    assert all(children)
+    assert awkward.ready().get()
+    until_gone(*children)
+
+
+def test_a_forked_child_does_not_hide_its_parents_death(awkward):
+    with pytest.raises(PeerLost, match="SIGKILL"):
+        awkward.options(deadline_s=60).fork_and_die().get()
+    assert awkward.options(deadline_s=60).ready().get()
+
+
+def test_replies_that_nobody_reads_stop_no_other_caller(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    actor = mesh.spawn(Awkward)[0]
+    unread = [actor.flood(1 << 20) for _ in range(100)]
+    program = f"import argosy; print(argosy.connect({mesh.name!r}).run(len, 'abc').gather())"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert other.stdout == "[3]\n", other.stderr
+    assert all(len(reply.get()) == 1 << 20 for reply in unread)
+    mesh.stop()
+
+
+def test_a_full_pipeline_in_both_directions_does_not_lock_up(worker):
+    calls = [worker.echo(b"x" * 3000) for _ in range(6000)]
+    assert all(len(call.get()) == 3000 for call in calls)
+
+
+def test_a_client_that_dies_with_calls_in_flight_hurts_nobody(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    pid = mesh.run(os.getpid).gather()[0]
+    program = (
+        "import argosy, os, time\n"
+        f"mesh = argosy.connect({mesh.name!r})\n"
+        "calls = [mesh.run(time.sleep, 0.2) for _ in range(50)]\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -9
+    assert mesh.run(os.getpid).gather() == [pid]
+    mesh.stop()
+
+
+def test_an_owner_that_dies_takes_its_mesh_along(runtime: Path, tmp_path: Path):
+    program = (
+        "import argosy, os, time\n"
+        "mesh = argosy.local().mesh(ranks=2, preload=[])\n"
+        "print(*mesh.run(os.getpid).gather(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as client:
+        assert client.stdout is not None
+        pids = [int(word) for word in client.stdout.readline().split()]
+        client.kill()
+    assert len(pids) == 2
+    until_gone(*pids)
+
+
+def test_garbage_and_half_frames_end_only_their_own_link(cluster: Cluster, runtime: Path):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    pid = mesh.run(os.getpid).gather()[0]
+    (path,) = (path for path in (runtime / "runs").glob("*/0.calls") if mesh.name in _name(path, mesh))
+    half = socket.socket(socket.AF_UNIX)
+    half.connect(str(path))
+    half.sendall(b"\xc1\xa5\0\0")
+    for seed in range(20):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            sock.sendall(random.Random(seed).randbytes(5000))
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path.with_suffix(".door")))
+            sock.sendall(random.Random(seed).randbytes(5000))
+    assert mesh.run(os.getpid).gather() == [pid]
+    half.close()
+    mesh.stop()
+
+
+def _name(path: Path, mesh: argosy.Mesh) -> str:
+    return mesh.name if str(path.parent) == mesh._grid.folder else ""  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_stopped_rank_is_named_and_goes_on(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    worker = mesh.spawn(Worker)[0]
+    pid = worker.pid().get()
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DeadlinePassed) as caught:
+        worker.options(deadline_s=0.5).square(2).get()
+    assert "does not react" in caught.value.hint
+    mesh.events.wait("paused", rank=0)
+    os.kill(pid, signal.SIGCONT)
+    assert worker.options(deadline_s=60).square(2).get() == 4
+    mesh.stop()
+
+
+def test_many_calls_leave_memory_and_descriptors_as_they_were(worker):
+    def measure() -> tuple[int, int, int, int]:
+        mine, theirs = psutil.Process(), psutil.Process(worker.pid().get())
+        return mine.num_fds(), theirs.num_fds(), mine.memory_info().rss, theirs.memory_info().rss
+
+    def call(count: int) -> None:
+        for _ in range(count // 500):
+            for reply in [worker.square(3) for _ in range(500)]:
+                reply.get()
+
+    call(5000)
+    before = measure()
+    call(20_000)
+    after = measure()
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 8 << 20
+    assert after[3] - before[3] < 8 << 20
+
+
+def test_threads_share_a_link(worker):
+    wrong: list[int] = []
+
+    def ask(start: int) -> None:
+        for x in range(start, start + 200):
+            if worker.square(x).get() != x * x:
+                wrong.append(x)
+
+    threads = [threading.Thread(target=ask, args=(1000 * number,)) for number in range(8)]
+    slow = worker.sleep(0.2)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert slow.get() == "slept"
+
+
+def test_an_interrupt_is_heard_at_once_and_stops_the_callee(worker):
+    worker.square(1).get()
+    began = time.monotonic()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.sleep(100).get()
+    assert worker.square(2).get() == 4
+    assert time.monotonic() - began < 60
+
+
+def test_killing_the_agent_touches_no_call(cluster: Cluster, worker):
+    waiting = worker.sleep(1.0)
+    agent = next(daemon.pid for daemon in list_runs().daemons if daemon.what == "agent")
+    os.kill(agent, signal.SIGKILL)
+    assert waiting.get() == "slept"
+    pid = worker.pid().get()
+    os.kill(pid, signal.SIGKILL)
+    assert worker.options(deadline_s=60, retry=3).pid().get() != pid
