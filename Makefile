@@ -49,6 +49,7 @@ test: check
 
 test-system: environment
 	@tools/packages.sh tests/system/packages.txt
+	@$(VENV) -m pip --disable-pip-version-check install --quiet --no-input "transformers>=4.50"
 	@$(PYTEST) -v -m system
 	@echo "== make test-system: passed"
 

@@ -58,7 +58,7 @@ pub struct Job {
 }
 
 pub const JOB_BYTES: usize = 16 * 8;
-type Sums = [u64; 2];
+pub type Sums = [u64; 2];
 
 impl Job {
     pub fn parse(record: &[u8]) -> Job {
@@ -234,6 +234,17 @@ unsafe fn perform(job: &Job) -> Sums {
             }
         }
     }
+    sums
+}
+
+/// As `perform`, with the job's source taken as an offset from `base`.
+///
+/// # Safety
+/// As `perform`.
+pub unsafe fn perform_moved(job: &Job, base: usize) -> Sums {
+    let sums = perform(&Job { source: base + job.source, ..*job });
+    #[cfg(target_arch = "x86_64")]
+    std::arch::x86_64::_mm_sfence();
     sums
 }
 

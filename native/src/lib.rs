@@ -5,6 +5,7 @@
 mod copies;
 mod digest;
 mod exchange;
+mod files;
 mod reduce;
 mod segment;
 mod syscalls;
@@ -47,6 +48,63 @@ fn copy_digest<'py>(py: Python<'py>, table: &[u8], threads: usize) -> PyResult<B
     // SAFETY: the caller names memory that it keeps alive and that no two jobs write.
     let sums = py.detach(|| unsafe { digest::perform_all(&jobs, threads) });
     let bytes: Vec<u8> = sums.iter().flatten().flat_map(|sum| sum.to_le_bytes()).collect();
+    Ok(PyBytes::new(py, &bytes))
+}
+
+/// Little-endian int64 fields of a table of records.
+fn fields<const N: usize>(table: &[u8]) -> PyResult<Vec<[i64; N]>> {
+    if table.len() % (8 * N) != 0 {
+        return Err(PyValueError::new_err(format!("a record has {} bytes", 8 * N)));
+    }
+    let field = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    let record = |bytes: &[u8]| std::array::from_fn(|i| field(&bytes[8 * i..8 * i + 8]));
+    Ok(table.chunks_exact(8 * N).map(record).collect())
+}
+
+/// Write memory to files from several threads: records of 4 int64, (descriptor, address, offset, length).
+#[pyfunction]
+fn write_files(py: Python<'_>, table: &[u8], threads: usize) -> PyResult<()> {
+    let writes: Vec<_> = fields::<4>(table)?
+        .iter()
+        .map(|f| files::Write {
+            fd: f[0] as i32,
+            address: f[1] as usize,
+            offset: f[2],
+            length: f[3] as usize,
+        })
+        .collect();
+    // SAFETY: the caller names memory that it keeps alive.
+    py.detach(|| unsafe { files::write_all(&writes, threads) }).map_err(os_error)
+}
+
+/// Read files from several threads, and copy and sum what was read: `reads` has records of 6 int64, (descriptor,
+/// offset, length, bytes needed, first job, jobs); `jobs` those of `copy_digest`, sources counted from what was read.
+///
+/// Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
+#[pyfunction]
+fn read_files<'py>(
+    py: Python<'py>,
+    reads: &[u8],
+    jobs: &[u8],
+    threads: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    if jobs.len() % digest::JOB_BYTES != 0 {
+        return Err(PyValueError::new_err("a job has 128 bytes"));
+    }
+    let jobs: Vec<_> = jobs.chunks_exact(digest::JOB_BYTES).map(digest::Job::parse).collect();
+    let mut wanted = Vec::new();
+    for f in fields::<6>(reads)? {
+        let [first_job, count] = [f[4] as usize, f[5] as usize];
+        if first_job.checked_add(count).is_none_or(|last| last > jobs.len()) {
+            return Err(PyValueError::new_err("a read names jobs that are not there"));
+        }
+        let (fd, length, needed) = (f[0] as i32, f[2] as usize, f[3] as usize);
+        wanted.push(files::Read { fd, offset: f[1], length, needed, first_job, jobs: count });
+    }
+    // SAFETY: the caller names memory that it keeps alive and that no two jobs write.
+    let (counts, sums) =
+        py.detach(|| unsafe { files::read_all(&wanted, &jobs, threads) }).map_err(os_error)?;
+    let bytes: Vec<u8> = counts.iter().chain(sums.iter().flatten()).flat_map(|n| n.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))
 }
 
@@ -100,6 +158,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(pidfd_exit_status, module)?)?;
     module.add_function(wrap_pyfunction!(copy_digest, module)?)?;
+    module.add_function(wrap_pyfunction!(write_files, module)?)?;
+    module.add_function(wrap_pyfunction!(read_files, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
     Ok(())

@@ -15,6 +15,16 @@ def copy_digest(table: bytes, threads: int) -> bytes:
     then three strides each of source, destination and logical position. The caller keeps the memory alive.
     """
 
+def write_files(table: bytes, threads: int) -> None:
+    """Write memory to files from several threads: records of 4 int64, (descriptor, address, offset, length)."""
+
+def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
+    """Read files from several threads, and copy and sum what was read: `reads` has records of 6 int64, (descriptor,
+    offset, length, bytes needed, first job, jobs); `jobs` those of `copy_digest`, sources counted from what was read.
+
+    Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
+    """
+
 def run_collective(
     segment: int,
     rank: int,

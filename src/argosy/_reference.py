@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,52 @@ def copy_digest(table: bytes, threads: int) -> bytes:
                 sums[set_] = (sums[set_] + sum_) % 2**64
         answers += struct.pack("<2Q", *sums)
     return bytes(answers)
+
+
+def write_files(table: bytes, threads: int) -> None:
+    """Write memory to files from several threads: records of 4 int64, (descriptor, address, offset, length)."""
+    for fd, address, offset, length in _records(table, "<4q"):
+        data = (ctypes.c_char * length).from_address(address)
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < length:
+            done += os.pwrite(fd, view[done:], offset + done)
+
+
+def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
+    """Read files from several threads, and copy and sum what was read: `reads` has records of 6 int64, (descriptor,
+    offset, length, bytes needed, first job, jobs); `jobs` those of `copy_digest`, sources counted from what was read.
+
+    Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
+    """
+    listed = list(_records(jobs, "<16q"))
+    counts, sums = bytearray(), bytearray(16 * len(listed))
+    for fd, offset, length, needed, first, count in _records(reads, "<6q"):
+        if first + count > len(listed):
+            raise ValueError("a read names jobs that are not there")
+        with mmap.mmap(-1, max(length, 1)) as buffer:
+            done = 0
+            while done < length:
+                got = os.preadv(fd, [memoryview(buffer)[done:length]], offset + done)
+                done += got
+                if got == 0 or got % 4096:
+                    break
+            counts += struct.pack("<q", done)
+            if done >= needed:
+                anchor = ctypes.c_char.from_buffer(buffer)
+                base = ctypes.addressof(anchor)
+                moved = [(base + job[0], *job[1:]) for job in listed[first : first + count]]
+                table = b"".join(_JOB.pack(*job) for job in moved)
+                sums[16 * first : 16 * (first + count)] = copy_digest(table, 1)
+                del anchor
+    return bytes(counts + sums)
+
+
+def _records(table: bytes, form: str) -> Iterator[tuple[int, ...]]:
+    record = struct.Struct(form)
+    if len(table) % record.size:
+        raise ValueError(f"a record has {record.size} bytes")
+    return record.iter_unpack(table)
 
 
 _JOB = struct.Struct("<16q")

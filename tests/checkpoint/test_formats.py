@@ -47,7 +47,8 @@ def test_there_and_back(tmp_path: Path, kind: str):
 
 
 def test_the_safetensors_library_reads_what_is_exported(tmp_path: Path):
-    library = pytest.importorskip("safetensors.torch")
+    import safetensors.torch as library
+
     model = saved(tmp_path / "run")
     export(tmp_path / "run", "hf", tmp_path / "out")
     found = library.load_file(tmp_path / "out/model.safetensors")
@@ -79,8 +80,10 @@ def test_dcp_metadata_that_would_run_code_is_refused(tmp_path: Path):
         import_("dcp", tmp_path, tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_gpt_with_tied_weights_goes_to_transformers(tmp_path: Path):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=32)
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).eval()

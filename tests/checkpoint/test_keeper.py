@@ -1,5 +1,6 @@
 """The keeper: snapshots outlive kill -9 of every rank; what dies is replaced; memory is bounded; damage is named."""
 
+import gc
 import mmap
 import os
 import random
@@ -272,10 +273,13 @@ def test_half_a_snapshot_is_not_taken_for_one():
 
 
 def test_nothing_is_left_behind(run: Run):
-    before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    gc.collect()  # What earlier tests left to it.
+    before = len(os.listdir("/proc/self/fd"))
     with Saver(run.directory, keeping=keeping(run, peer=True)) as saver:
         saver.save({"a": np.arange(10)}, 1).wait(30)
-    assert (set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
+    # Arenas have no names: they are gone with the processes that hold them, and those end with the run.
+    assert "argosy-arena" not in Path("/proc/self/maps").read_text()
     assert not (run.directory / "checkpoints/owner.json").exists()
 
 

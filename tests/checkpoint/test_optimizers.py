@@ -209,6 +209,22 @@ def test_7_every_optimizer_goes_on_bitwise(tmp_path: Path, name: str):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_7_capturable(tmp_path: Path):
+    """It steps on accelerators only, so its state is made by hand: the step is a tensor beside the parameter."""
+    model, other = nn.Linear(5, 7), nn.Linear(5, 7)
+    optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+    for parameter in model.parameters():
+        moments = {"exp_avg": torch.randn_like(parameter), "exp_avg_sq": torch.rand_like(parameter)}
+        optimizer.state[parameter] = {"step": torch.tensor(3.0), **moments}
+    second = torch.optim.AdamW(other.parameters(), capturable=True)
+    moved_to(tmp_path, {"m": model, "o": optimizer}, {"m": other, "o": second})
+    assert second.param_groups[0]["capturable"] is True
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        for key, value in optimizer.state[a].items():
+            assert torch.equal(second.state[b][key], value)
+            assert second.state[b][key].device == b.device
+
+
 def test_7_two_optimizers(tmp_path: Path):
     model, other = Pair("ab"), Pair("ab")
     both = [torch.optim.AdamW([model.a]), torch.optim.SGD([model.b], lr=0.1, momentum=0.9)]

@@ -355,7 +355,8 @@ def test_unchanged_tensors_are_referred_to_and_kept(tmp_path: Path):
 
 
 def test_segments_are_safetensors_files(tmp_path: Path):
-    safetensors = pytest.importorskip("safetensors.torch")
+    import safetensors.torch as safetensors
+
     state = trained(1)
     with saver(tmp_path) as keeper:
         keeper.save(state, 1).wait(30)

@@ -19,13 +19,13 @@ class Arena:
     """
 
     def __init__(self, size: int, fd: int | None = None, slot: int = 0) -> None:
-        self.slot = slot
+        self.slot, self.fd = slot, fd
         if fd is None:
-            fd = new_memory(room_of(size))
-        self.fd = fd
-        room = os.fstat(fd).st_size
-        self.size = room - BLOCK
-        self.map = mmap.mmap(fd, room, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            # Memory that no other process will see; its first touch is cheaper than that of a descriptor's.
+            self.map = mmap.mmap(-1, room_of(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self.map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        self.size = len(self.map) - BLOCK
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     @property
@@ -50,7 +50,8 @@ class Arena:
         self.map[self.size : self.size + 8] = number.to_bytes(8, "little")
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.fd is not None:
+            os.close(self.fd)
         # Views may live on in a writer; the mapping goes with the last of them.
         del self.map
 

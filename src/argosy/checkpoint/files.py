@@ -1,15 +1,17 @@
 """Perform the operations of a save on a local directory, and read from one."""
 
+import ctypes
 import errno
 import mmap
 import os
+import struct
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+from argosy._select import native
 from argosy.checkpoint.format import BLOCK
 from argosy.checkpoint.operations import (
     Ack,
@@ -60,13 +62,18 @@ class LocalFiles:
     def size(self, path: str) -> int:
         return (self.directory / path).stat().st_size
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+    def descriptor(self, path: str) -> int:
+        """A file to be read past the page cache; open until `close`."""
         fd = self._open.get(path)
         if fd is None:
             with self._lock:
                 fd = self._open.get(path)
                 if fd is None:
                     fd = self._open[path] = open_direct(self.directory / path, os.O_RDONLY)
+        return fd
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        fd = self.descriptor(path)
         done = 0
         while done < len(buffer):
             count = os.preadv(fd, [buffer[done:]], offset + done)
@@ -104,46 +111,45 @@ class Disk:
         self._files: dict[str, tuple[int, int]] = {}
 
     def perform(self, operations: Iterable[Operation], before: Callable[[Operation], None] | None = None) -> None:
-        """Perform in order; writes to one file that follow each other go out side by side.
+        """Perform in order; writes of the arena that follow each other go out side by side.
 
         Raises:
             OSError: what was performed stays; nothing after it was begun.
         """
         batch: list[Write] = []
         try:
-            with ThreadPoolExecutor(WRITERS) as pool:
-                for operation in operations:
-                    if before:
-                        before(operation)
-                    if isinstance(operation, Write) and isinstance(operation.data, Slice):
-                        batch.append(operation)
-                        continue
-                    self._flush(pool, batch)
-                    self._perform(operation)
-                self._flush(pool, batch)
+            for operation in operations:
+                if before:
+                    before(operation)
+                if isinstance(operation, Write) and isinstance(operation.data, Slice):
+                    batch.append(operation)
+                    continue
+                self._flush(batch)
+                self._perform(operation)
+            self._flush(batch)
         finally:
             for direct, plain in self._files.values():
                 for fd in {direct, plain}:
                     os.close(fd)
             self._files.clear()
 
-    def _flush(self, pool: ThreadPoolExecutor, batch: list[Write]) -> None:
-        results = [pool.submit(self._write, write) for write in batch]
+    def _flush(self, batch: list[Write]) -> None:
+        if not batch:
+            return
+        assert self.arena is not None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.arena))
+        rows = [
+            (self._files[write.path][0], address + write.data.start, write.offset, write.data.length)
+            for write in batch
+            if isinstance(write.data, Slice)
+        ]
         batch.clear()
-        errors = [error for result in results if (error := result.exception())]
-        if errors:
-            raise errors[0]
+        native.write_files(struct.pack(f"<{4 * len(rows)}q", *(field for row in rows for field in row)), WRITERS)
 
-    def _write(self, write: Write) -> None:
-        direct, plain = self._files[write.path]
-        if isinstance(write.data, Slice):
-            assert self.arena is not None
-            data, fd = self.arena[write.data.start : write.data.start + write.data.length], direct
-        else:
-            data, fd = memoryview(write.data), plain
+    def _write(self, path: str, offset: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            done += os.pwrite(fd, data[done:], write.offset + done)
+            done += os.pwrite(self._files[path][1], data[done:], offset + done)
 
     def _perform(self, operation: Operation) -> None:
         at = self.directory
@@ -154,8 +160,9 @@ class Disk:
                 plain = os.open(at / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
                 self._files[path] = (plain, plain)
                 self._files[path] = (open_direct(at / path, os.O_WRONLY | os.O_CLOEXEC), plain)
-            case Write():
-                self._write(operation)
+            case Write(path, offset, data):
+                assert isinstance(data, bytes)
+                self._write(path, offset, memoryview(data))
             case Truncate(path, length):
                 os.ftruncate(self._files[path][1], length)
             case Sync(path):

@@ -174,5 +174,8 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
         late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         if not late:
             raise
+        # As if it had not been asked: who comes later finds no old answer.
+        store.delete_key(keys[dist.get_rank()])
+        _rounds -= 1
         raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s) from error
     return [msgspec.json.decode(store.get(key), type=Answer) for key in keys]

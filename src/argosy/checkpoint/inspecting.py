@@ -9,9 +9,10 @@ import numpy as np
 from argosy.checkpoint.committing import read_pins
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
-from argosy.checkpoint.reading import Reader, Step, all_chunks, find_step, open_step, roots
+from argosy.checkpoint.reading import Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.restoring import restore
 from argosy.checkpoint.stores import open_files
+from argosy.checkpoint.verifying import read_chunks
 from argosy.core import ArgosyError
 from argosy.transfer import add, finish
 
@@ -115,17 +116,16 @@ def verify(path: str | Path, step: int | None, progress: Callable[[int], None] =
 
 
 def _verify_step(files: Files, step: Step, progress: Callable[[int], None]) -> Iterator[str]:
-    reader = Reader(files)
     batch = 32
     chunks = all_chunks(step.entries)
     for at in range(0, len(chunks), batch):
         part = chunks[at : at + batch]
         try:
-            reader.read(part)
+            read_chunks(files, part)
         except CorruptShard:
             for chunk in part:  # One by one, so that each fault is named.
                 try:
-                    reader.read([chunk])
+                    read_chunks(files, [chunk])
                 except CorruptShard as error:
                     yield str(error)
         progress(sum(box.cells * entry.bytes // max(1, entry.box.cells) for entry, box, _, _ in part))

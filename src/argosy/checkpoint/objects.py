@@ -7,13 +7,15 @@ O2  The root is put only if it is not there: two writers of one step cannot both
 # pyright: reportUnknownArgumentType=false
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import ROOT
 from argosy.checkpoint.operations import Create, Operation, Rename, Slice, Sync, Truncate, Unlink, Write
 from argosy.core import ConfigError
+
+READ_TRIES = 3
 
 
 @contextmanager
@@ -29,6 +31,18 @@ def as_os_error() -> Generator[None, None, None]:
         raise
 
 
+def again(call: Callable[[], Any]) -> Any:
+    """Read, and once more if the answer broke off: obstore tries refused requests again, but not half a body."""
+    for _ in range(READ_TRIES - 1):
+        with suppress(OSError), as_os_error():
+            try:
+                return call()
+            except FileNotFoundError:
+                break
+    with as_os_error():
+        return call()
+
+
 class ObjectFiles:
     """Reads objects below a prefix."""
 
@@ -39,22 +53,19 @@ class ObjectFiles:
         import obstore
 
         prefix = None if path == "." else f"{path}/"
-        with as_os_error():
-            found = obstore.list_with_delimiter(self._store, prefix)
+        found = again(lambda: obstore.list_with_delimiter(self._store, prefix))
         names = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in names)
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        with as_os_error():
-            return bytes(obstore.get(self._store, path).bytes())
+        return again(lambda: bytes(obstore.get(self._store, path).bytes()))
 
     def size(self, path: str) -> int:
         import obstore
 
-        with as_os_error():
-            return int(obstore.head(self._store, path)["size"])
+        return again(lambda: int(obstore.head(self._store, path)["size"]))
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         import obstore
@@ -62,8 +73,7 @@ class ObjectFiles:
         end = min(offset + len(buffer), self.size(path))
         if end <= offset:
             return 0
-        with as_os_error():
-            data = memoryview(obstore.get_range(self._store, path, start=offset, end=end))
+        data = memoryview(again(lambda: obstore.get_range(self._store, path, start=offset, end=end)))
         buffer[: len(data)] = data
         return len(data)
 

@@ -4,17 +4,13 @@ R1  Nothing is handed out that was not verified by its digest.
 R2  A step is read only through its root: directories without one do not count.
 """
 
-import ctypes
-import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from argosy.checkpoint.files import Files, aligned
+from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import (
-    BLOCK,
     ROOT,
     CorruptShard,
     Entry,
@@ -24,13 +20,10 @@ from argosy.checkpoint.format import (
     UnitInfo,
     decode_index,
     step_of,
-    sums_text,
     unseal,
 )
 from argosy.core import ArgosyError
 from argosy.transfer import (
-    CHUNK_BYTES,
-    DTYPES,
     Box,
     Copy,
     Layout,
@@ -40,14 +33,11 @@ from argosy.transfer import (
     State,
     Unit,
     Value,
-    add,
-    copy_boxes,
     spot,
     strides_of,
     whole,
 )
 
-READERS = 4
 Chunk = tuple[Entry, Box, int, str]
 """A chunk of an entry: its box, its offset in the file, its sums."""
 Sink = Callable[[Entry, Box, int], Iterable[Copy]]
@@ -206,59 +196,6 @@ def stored_state(step: Step) -> State:
         unit = state.units.setdefault(name, Unit(name))
         unit.options, unit.aliases = dict(info.options), info.aliases
     return state
-
-
-class Reader:
-    """Reads chunks through a few buffers of 8 MiB; memory does not grow with the state."""
-
-    def __init__(self, files: Files, threads: int = READERS) -> None:
-        self.files, self.threads = files, threads
-        self._buffers: queue.SimpleQueue[tuple[object, int, memoryview]] = queue.SimpleQueue()
-        for _ in range(threads):
-            buffer = aligned(CHUNK_BYTES + 2 * BLOCK)
-            address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-            self._buffers.put((buffer, address, memoryview(buffer)))
-
-    def read(self, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
-        """Read and verify chunks; give each to `sink`, which says what to copy from it.
-
-        What is copied is verified in the same pass, so memory that must stay whole on error is only written to
-        after a first pass without a sink.
-
-        Raises:
-            CorruptShard: the first chunk that is not what was saved.
-        """
-        with ThreadPoolExecutor(self.threads) as pool:
-            results = [pool.submit(self._read_one, chunk, sink) for chunk in wanted]
-            for result in results:
-                result.result()
-
-    def _read_one(self, chunk: Chunk, sink: Sink | None) -> None:
-        entry, box, offset, expected = chunk
-        size = box.cells * DTYPES[entry.dtype]
-        keep = self._buffers.get()
-        try:
-            _, address, view = keep
-            start = offset // BLOCK * BLOCK
-            end = -(-(offset + size) // BLOCK) * BLOCK
-            what = f"{entry.name}{box}"
-            try:
-                count = self.files.read_into(entry.file, start, view[: end - start])
-            except FileNotFoundError as error:
-                raise CorruptShard(entry.file, what, f"{size} bytes", "no such file") from error
-            if start + count < offset + size:
-                raise CorruptShard(entry.file, what, f"{size} bytes", "the end of the file")
-            at = address + offset - start
-            size_of = DTYPES[entry.dtype]
-            made = list(sink(entry, box, at)) if sink else []
-            if sum(copy.box.cells for copy in made) == box.cells:
-                found = add(copy_boxes(made))  # Copied and summed in one pass.
-            else:
-                found = copy_boxes([Copy(box, entry.shape, size_of, Spot(at, strides_of(box.shape))), *made])[0]
-            if sums_text(found) != expected:
-                raise CorruptShard(entry.file, what, expected, sums_text(found))
-        finally:
-            self._buffers.put(keep)
 
 
 def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:

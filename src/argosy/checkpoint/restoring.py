@@ -16,7 +16,6 @@ from argosy.checkpoint.gathering import as_state, landing, new_tensor, place
 from argosy.checkpoint.reading import (
     Candidate,
     Chunk,
-    Reader,
     Step,
     all_chunks,
     chunk_copies,
@@ -24,6 +23,7 @@ from argosy.checkpoint.reading import (
 )
 from argosy.checkpoint.searching import Kind, Search
 from argosy.checkpoint.snapshot import address_of
+from argosy.checkpoint.verifying import read_chunks
 from argosy.core import ArgosyError, ConfigError
 from argosy.transfer import Box, Copy, Member, State, held, replicated
 
@@ -172,7 +172,7 @@ class _Writing:
         self._files, self._found, self._rank = files, found, live.rank
         self._fit = fit(found, live, wish)
         self._wanted = _wanted(self._fit.entries, self._fit.targets, live.rank)
-        Reader(files).read(self._wanted)
+        read_chunks(files, self._wanted)
 
     def finish(self) -> Restored:
         adoption = self._fit.adoption
@@ -200,6 +200,6 @@ def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
         return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))
 
-    Reader(files).read(wanted, sink)
+    read_chunks(files, wanted, sink)
     for _, finish in landings.values():
         finish()

@@ -42,7 +42,12 @@ class Search:
         self._size = size
         mine: dict[str, Candidate] = {}
         for source in self.sources:
-            for candidate in source.candidates():
+            try:
+                found = source.candidates()
+            except (ArgosyError, OSError) as error:
+                self.skipped.append(f"{source.label}: {error}")
+                continue
+            for candidate in found:
                 mine.setdefault(candidate.name, candidate)
                 self._holders.setdefault(candidate.name, []).append(source)
         text = msgspec.json.encode(list(mine.values())).decode()
@@ -60,7 +65,7 @@ class Search:
         if not self._order:
             what = "no step was committed here" if self._step is None else f"step {self._step} was not committed here"
             known = ", ".join(dict.fromkeys(str(each.step) for each in everything[:8]))
-            raise StepNotFound(what, hint=f"there are {known}" if known else "")
+            raise StepNotFound(what, hint=f"there are {known}" if known else "; ".join(self.skipped))
 
     def holders(self, candidate: Candidate) -> Sequence[Source]:
         return self._holders[candidate.name]

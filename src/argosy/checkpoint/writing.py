@@ -40,7 +40,8 @@ class OwnWriter:
 
     def __init__(self, committer: Committer, owner: Owner | None) -> None:
         self.committer, self._owner = committer, owner
-        self._arenas: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
+        # The last one used comes first: a second is made only when two saves are under way.
+        self._arenas: queue.LifoQueue[Arena | None] = queue.LifoQueue()
         for _ in range(ARENAS):
             self._arenas.put(None)
 

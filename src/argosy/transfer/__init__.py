@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
-from argosy.transfer.copying import ZERO, Copy, Spot, Sums, add, copy_boxes, finish, spot
+from argosy.transfer.copying import ZERO, Copy, Spot, Sums, add, copy_boxes, finish, records_of, spot, sums_of
 from argosy.transfer.layout import (
     Layout,
     Piece,
@@ -116,6 +116,7 @@ __all__ = [
     "move",
     "overlaps",
     "parts_by_source",
+    "records_of",
     "replicated",
     "reshard",
     "role_of",
@@ -123,6 +124,7 @@ __all__ = [
     "sharded",
     "spot",
     "strides_of",
+    "sums_of",
     "torch_dtypes",
     "whole",
 ]

@@ -4,6 +4,8 @@ import mmap
 import os
 from pathlib import Path
 
+import numpy as np
+
 from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root
 from argosy.checkpoint.keeper.held import read_draft
 from argosy.checkpoint.keeper.life import known_keepers
@@ -21,6 +23,7 @@ class ArenaFiles:
 
     def __init__(self, maps: dict[str, mmap.mmap]) -> None:
         self._maps = maps
+        self._addresses: dict[str, int] = {}
 
     def listdir(self, path: str) -> list[str]:
         return sorted(self._maps)
@@ -30,6 +33,13 @@ class ArenaFiles:
 
     def size(self, path: str) -> int:
         return len(self._map(path)) - BLOCK
+
+    def address(self, path: str) -> int:
+        """Where its bytes lie."""
+        if path not in self._addresses:
+            array = np.frombuffer(self._map(path), np.uint8)
+            self._addresses[path] = array.ctypes.data
+        return self._addresses[path]
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         data = memoryview(self._map(path))[offset : offset + len(buffer)]

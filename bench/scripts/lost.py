@@ -1,0 +1,107 @@
+"""Two ranks train; what one save costs them, by each way to save: prints one JSON line. Started by bench/states.py.
+
+lost.py WAY DIRECTORY MEGABYTES        with RANK, WORLD_SIZE and RENDEZVOUS in the environment
+"""
+
+import json
+import os
+import sys
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from argosy.checkpoint import Keeping, KeepLast, Saver
+
+warnings.simplefilter("ignore")
+way, directory, size = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", store=dist.FileStore(os.environ["RENDEZVOUS"], ranks), rank=rank, world_size=ranks)
+torch.set_num_threads(1)
+module = nn.Module()
+module.register_parameter(f"w{rank}", nn.Parameter(torch.randn(size // ranks // 12 // 1024, 1024)))
+parameter = next(module.parameters())
+parameter.grad = torch.zeros_like(parameter)
+optimizer = torch.optim.AdamW([parameter], fused=True)
+matrix = torch.randn(512, 512)
+longest = 0.0
+
+
+def step() -> None:
+    global longest
+    begun = time.perf_counter()
+    for _ in range(8):
+        matrix @ matrix
+    optimizer.step()
+    dist.barrier()
+    longest = max(longest, time.perf_counter() - begun)
+
+
+def state() -> dict[str, object]:
+    own = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
+    return {f"w{rank}": parameter.detach(), **{f"{key}{rank}": value for key, value in own.items()}}
+
+
+def make_way():
+    """What begins a save, and what waits for its end."""
+    if way.startswith("argosy"):
+        # Each rank's tensors are its own: local, not replicas of each other.
+        from argosy.transfer import Member, describe, replicated
+
+        saver = Saver(directory, keep=[KeepLast(1)], keeping=Keeping() if way == "argosy, keeper" else None)
+
+        def begin(number: int) -> object:
+            described = describe(module, optimizer)
+            for unit in described.units.values():
+                for key, member in unit.members.items():
+                    alone = replicated(member.shape, (rank,))
+                    unit.members[key] = Member(key, member.role, member.dtype, alone, member.local, member.kind)
+            return saver.save(described, number)
+
+        return begin, lambda handle: handle.copied.result(600) if way == "argosy, memory" else handle.wait(600)
+    if way == "DCP save":
+        return lambda number: dcp.save(state(), checkpoint_id=f"{directory}/{number}"), lambda _: None
+    options = {}
+    if "cached" in way:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        options = {"async_stager": DefaultStager(StagingOptions(False, False, False, False))}
+    kind = AsyncCheckpointerType.PROCESS if "process" in way else AsyncCheckpointerType.THREAD
+
+    def finish(response: object) -> None:
+        getattr(response, "upload_completion", response).result()
+
+    return lambda number: dcp.async_save(
+        state(), checkpoint_id=f"{directory}/{number}", async_checkpointer_type=kind, **options
+    ), finish
+
+
+def loop(begin: object, number: int | None) -> tuple[float, object]:
+    handle = None
+    started = time.perf_counter()
+    for i in range(12):
+        if number is not None and i == 2:
+            handle = begin(number)
+        step()
+    return time.perf_counter() - started, handle
+
+
+step()
+begin, end = make_way()
+results = []
+for number in range(4):
+    longest = 0.0
+    plain, _ = loop(begin, None)
+    usual, longest = longest, 0.0
+    with_save, handle = loop(begin, number)
+    end(handle)
+    dist.barrier()
+    if number:  # The first one touches memory for the first time.
+        results.append({"lost": with_save - plain, "stall": longest - usual})
+if rank == 0:
+    print(json.dumps(results), flush=True)
+os._exit(0)

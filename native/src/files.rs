@@ -1,0 +1,176 @@
+//! Read and write files at many places from several threads; what is read is copied and summed on the way. No Python.
+
+use std::alloc::{alloc, dealloc, Layout};
+use std::io::{Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+
+use crate::digest::{perform_moved, Job, Sums};
+
+const ALIGNMENT: usize = 4096;
+
+/// `length` bytes at `address` go to `offset` of a file.
+#[derive(Clone, Copy)]
+pub struct Write {
+    pub fd: i32,
+    pub address: usize,
+    pub offset: i64,
+    pub length: usize,
+}
+
+/// `length` bytes at `offset` of a file are read; if at least `needed` came, `jobs` are performed on them.
+#[derive(Clone, Copy)]
+pub struct Read {
+    pub fd: i32,
+    pub offset: i64,
+    pub length: usize,
+    pub needed: usize,
+    pub first_job: usize,
+    pub jobs: usize,
+}
+
+/// Call `work` for 0..count on up to `threads` threads; the first error ends it.
+fn spread(count: usize, threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let run = || loop {
+        let i = next.fetch_add(1, Ordering::Relaxed);
+        if i >= count {
+            break;
+        }
+        if let Err(error) = work(i) {
+            next.store(count, Ordering::Relaxed);
+            let mut first = failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            first.get_or_insert(error);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            scope.spawn(run);
+        }
+        run();
+    });
+    failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// # Safety
+/// Every address must be valid for its length until this returns.
+pub unsafe fn write_all(writes: &[Write], threads: usize) -> Result<()> {
+    spread(writes.len(), threads, |i| {
+        let write = writes[i];
+        let mut done = 0;
+        while done < write.length {
+            // SAFETY: the caller's promise.
+            let count = unsafe {
+                libc::pwrite(
+                    write.fd,
+                    (write.address + done) as *const libc::c_void,
+                    write.length - done,
+                    write.offset + done as i64,
+                )
+            };
+            match count {
+                0 => return Err(Error::from(ErrorKind::WriteZero)),
+                n if n < 0 => {
+                    let error = Error::last_os_error();
+                    if error.kind() != ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+                n => done += n as usize,
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A buffer that O_DIRECT takes, one per thread.
+struct Buffer {
+    start: *mut u8,
+    layout: Layout,
+}
+
+impl Buffer {
+    fn new(size: usize) -> Result<Self> {
+        let layout = Layout::from_size_align(size.max(ALIGNMENT), ALIGNMENT)
+            .map_err(|_| Error::from(ErrorKind::InvalidInput))?;
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            return Err(Error::from(ErrorKind::OutOfMemory));
+        }
+        Ok(Buffer { start, layout })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}
+
+// SAFETY: the memory belongs to whoever holds the buffer.
+unsafe impl Send for Buffer {}
+
+/// Perform the reads; returns how many bytes each gave, and the sums of every job (zeros where it was not performed).
+///
+/// # Safety
+/// The destinations of all jobs must be valid and not overlap; sources are offsets into what is read.
+pub unsafe fn read_all(reads: &[Read], jobs: &[Job], threads: usize) -> Result<(Vec<u64>, Vec<Sums>)> {
+    let largest = reads.iter().map(|read| read.length).max().unwrap_or(0);
+    let buffers: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
+    let counts: Vec<AtomicUsize> = reads.iter().map(|_| AtomicUsize::new(0)).collect();
+    let sums: Mutex<Vec<Sums>> = Mutex::new(vec![[0; 2]; jobs.len()]);
+    spread(reads.len(), threads, |i| {
+        let read = reads[i];
+        let lock = |buffers: &Mutex<Vec<Buffer>>| {
+            buffers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop()
+        };
+        let buffer = match lock(&buffers) {
+            Some(buffer) => buffer,
+            None => Buffer::new(largest)?,
+        };
+        let count = fill(&read, buffer.start)?;
+        counts[i].store(count, Ordering::Relaxed);
+        if count >= read.needed {
+            let mine = &jobs[read.first_job..read.first_job + read.jobs];
+            // SAFETY: the caller's promise; sources are moved into the buffer, which holds what was read.
+            let found: Vec<Sums> =
+                mine.iter().map(|job| unsafe { perform_moved(job, buffer.start as usize) }).collect();
+            let mut all = sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            all[read.first_job..read.first_job + read.jobs].copy_from_slice(&found);
+        }
+        buffers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(buffer);
+        Ok(())
+    })?;
+    let counts = counts.iter().map(|count| count.load(Ordering::Relaxed) as u64).collect();
+    Ok((counts, sums.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)))
+}
+
+/// Read up to the wanted length or the file's end.
+fn fill(read: &Read, start: *mut u8) -> Result<usize> {
+    let mut done = 0;
+    while done < read.length {
+        // SAFETY: the buffer has room for the longest read.
+        let count = unsafe {
+            libc::pread(read.fd, start.add(done).cast(), read.length - done, read.offset + done as i64)
+        };
+        match count {
+            0 => break,
+            n if n < 0 => {
+                let error = Error::last_os_error();
+                if error.kind() != ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            n => {
+                done += n as usize;
+                if n as usize % ALIGNMENT != 0 {
+                    break; // The end of the file.
+                }
+            }
+        }
+    }
+    Ok(done)
+}
