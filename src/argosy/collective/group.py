@@ -29,6 +29,7 @@ from argosy.collective.latch import Latch
 from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
+from argosy.collective.segment import ROOM_BYTES
 from argosy.collective.wire import Wish
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
@@ -199,7 +200,8 @@ class Group(dist.ProcessGroup):
     def _form(self, generation: int, layout: str, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
         rank, size = self._place
         name = self._name or "default"
-        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout)
+        room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
+        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=max(0, room))
         old, inside = self._inside, Inside(self._store, meeting, self._timeout)
         if old is not None:
             self._lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
@@ -211,6 +213,11 @@ class Group(dist.ProcessGroup):
         self._inside, self.generation, self.loss, self.state = inside, generation, None, "live"
         if inside.engine is not None:
             inside.engine.on_loss = self._heard
+
+    def memory(self) -> int:
+        """Bytes of shared memory that this rank holds for the group."""
+        engine = None if self._inside is None else self._inside.engine
+        return 0 if engine is None else engine.segment.shape.stride
 
     def _heard(self) -> None:
         """A peer died: the watcher's thread tells."""
