@@ -32,7 +32,6 @@ from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
 from argosy.collective.segment import ROOM_BYTES
-from argosy.collective.wire import Wish
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -330,13 +329,10 @@ class Group(dist.ProcessGroup):
             self._through_gloo(inside, plan)
             return
         assert inside.engine is not None
-        with torch.no_grad():
-            for step in plan.prepare():
-                wish = step.wish
-                marked = Wish(wish.kind, wish.name, wish.dtype, wish.reduction, wish.root, 0, site)
-                inside.engine.run(marked, step.sends, step.receives, timeout_s)
-                step.finish()
-            plan.after()
+        for step in plan.prepare():
+            inside.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
+            step.finish()
+        plan.after()
 
     def _through_gloo(self, inside: Inside, plan: Plan) -> None:
         method, arguments = plan.gloo
