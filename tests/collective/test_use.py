@@ -115,6 +115,30 @@ dist.all_reduce(x)
 print(x.to_dense().tolist())
 """
 
+FULL = """
+import ctypes, os, subprocess
+if ctypes.CDLL(None).unshare(0x20000):
+    print("skip"); os._exit(0)
+for command in ("mount --make-rprivate /", "mount -t tmpfs -o size=64k none /dev/shm"):
+    if subprocess.run(command.split(), stderr=subprocess.DEVNULL).returncode:
+        print("skip"); os._exit(0)
+form()
+dist.all_reduce(x := torch.ones(2_000_000))
+assert x[0] == x[-1] == size
+print("good")
+"""
+
+NO_MEMORY = """
+import resource
+from argosy.core import ArgosyError
+if rank == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    form()
+except ArgosyError as error:
+    print(error)
+"""
+
 
 def test_collectives_are_counted_once_on_the_progress_page():
     assert crew(COUNTED, 2) == ["4 1 all_reduce script.py:12 2 False\n"] * 2
@@ -144,6 +168,19 @@ def test_ranks_that_share_no_host_meet_through_gloo():
     if "skip" in said[1]:
         pytest.skip("no user namespaces here")
     assert [text.splitlines()[-1] for text in said] == ["1.0 1.0 [0.0, 1.0] [0, 1]"] * 2
+
+
+def test_a_full_dev_shm_does_not_matter():
+    said = crew(FULL, 2)
+    if any("skip" in text for text in said):
+        pytest.skip("no mount namespaces here")
+    assert said == ["good\n"] * 2
+
+
+def test_a_lack_of_memory_is_said_on_every_rank_at_the_start():
+    first, other = (text.splitlines()[-1] for text in crew(NO_MEMORY, 2))
+    assert first.startswith("no memory for a group's buffers, ")
+    assert other == f"rank 0: {first}"
 
 
 def test_sparse_tensors_go_through_gloo():

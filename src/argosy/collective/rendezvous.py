@@ -36,6 +36,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     fd: int
     window: int
+    failure: str = ""
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,11 @@ def meet(
 def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
     """Make the segment; it may be let go of only when all have opened it."""
     window = segments.window_for(min(hello.room for hello in hellos))
-    fd = segments.create(meeting.size, window)
+    try:
+        fd = segments.create(meeting.size, window)
+    except ArgosyError as error:
+        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(-1, window, str(error))))
+        raise
     try:
         segment = Segment(fd, Shape(meeting.size, window), 0)
         store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(fd, window)))
@@ -107,6 +112,8 @@ def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[lis
 def _follow(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
     wait([meeting.key(0) + "/offer"])
     offer = msgspec.json.decode(store.get(meeting.key(0) + "/offer"), type=Offer)
+    if offer.failure:
+        raise ArgosyError(f"rank 0: {offer.failure}")
     segment = segments.open_of(hellos[0].pid, offer.fd, Shape(meeting.size, offer.window), meeting.rank)
     store.set(meeting.key(meeting.rank) + "/open", b"1")
     return segment

@@ -82,8 +82,8 @@ def create(size: int, window: int) -> int:
         os.pwrite(fd, shape.pack(), 0)
     except OSError as error:
         os.close(fd)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise ArgosyError(f"no memory for a group's buffers: {shape.total} bytes") from error
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise ArgosyError(f"no memory for a group's buffers, {shape.total} bytes: {error.strerror}") from error
         raise
     return fd
 
