@@ -13,6 +13,7 @@ from argosy._select import native, native_is_compiled
 from argosy.collective import segment as segments
 from argosy.collective.segment import Segment, Shape
 from argosy.collective.wire import Kind, Wish
+from argosy.core import PeerLost
 
 SIZE = 3
 NOTHING = [(0, 0)]
@@ -69,6 +70,20 @@ def test_only_the_first_abort_counts(module: ModuleType):
     assert not module.abort_segment(segment.address, 1)
     segment.say("killed by SIGKILL")
     assert segment.broken() == (2, "killed by SIGKILL")
+
+
+def test_a_number_that_is_another_segments_by_now_is_not_opened():
+    first = segments.create(2, 1)
+    inode = os.fstat(first).st_ino
+    Segment(first, Shape(2, 1), 0)
+    os.close(first)
+    other = segments.create(2, 1)
+    os.dup2(other, first)
+    with pytest.raises(PeerLost, match="gave this generation up"):
+        segments.open_of((os.getpid(), first, inode), Shape(2, 1), 1)
+    segments.open_of((os.getpid(), first, os.fstat(other).st_ino), Shape(2, 1), 1)
+    for fd in {first, other}:
+        os.close(fd)
 
 
 def test_later_groups_get_less_and_all_together_the_room():

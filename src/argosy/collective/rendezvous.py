@@ -36,6 +36,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     fd: int
     window: int
+    inode: int = 0
     failure: str = ""
 
 
@@ -94,11 +95,11 @@ def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[lis
     try:
         fd = segments.create(meeting.size, window)
     except ArgosyError as error:
-        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(-1, window, str(error))))
+        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(-1, window, failure=str(error))))
         raise
     try:
         segment = Segment(fd, Shape(meeting.size, window), 0)
-        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(fd, window)))
+        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(fd, window, os.fstat(fd).st_ino)))
         try:
             wait([meeting.key(rank) + "/open" for rank in range(1, meeting.size)])
         except BaseException as error:  # those who have it already must not wait for this rank
@@ -114,7 +115,8 @@ def _follow(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[l
     offer = msgspec.json.decode(store.get(meeting.key(0) + "/offer"), type=Offer)
     if offer.failure:
         raise ArgosyError(f"rank 0: {offer.failure}")
-    segment = segments.open_of(hellos[0].pid, offer.fd, Shape(meeting.size, offer.window), meeting.rank)
+    where = hellos[0].pid, offer.fd, offer.inode
+    segment = segments.open_of(where, Shape(meeting.size, offer.window), meeting.rank)
     store.set(meeting.key(meeting.rank) + "/open", b"1")
     return segment
 

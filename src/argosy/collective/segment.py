@@ -180,17 +180,20 @@ def wake(address: int) -> None:
         _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-def open_of(pid: int, fd: int, shape: Shape, rank: int) -> Segment:
-    """Map the segment that process `pid` holds open as `fd`.
+def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
+    """Map the segment that a process holds open: its pid, the descriptor, and the inode behind it.
 
     Raises:
-        PeerLost: it is gone.
+        PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
     """
+    pid, fd, inode = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError) as error:
+    except OSError as error:  # also a socket or a directory that has the number now
         raise PeerLost("rank 0", "gone before its shared memory was opened") from error
     try:
+        if os.fstat(own).st_ino != inode:
+            raise PeerLost("rank 0", "it gave this generation up before its shared memory was opened")
         return Segment(own, shape, rank)
     finally:
         os.close(own)
