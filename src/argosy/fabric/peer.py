@@ -15,13 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric.calls import Caller, Gone, Oracle
+from argosy.fabric.door import ask_busy, tell_cancel
 from argosy.fabric.frames import STALE, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
-from argosy.fabric.link import BadFrame, connect, peer_credentials
+from argosy.fabric.link import BadFrame, peer_credentials
 from argosy.fabric.segments import ours
 
 if TYPE_CHECKING:
@@ -73,29 +72,6 @@ class _Context(threading.local):
 context = _Context()
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop a call of this link, or do not begin it."""
-
-    link: int
-    number: int
-
-
-class AskBusy(msgspec.Struct, frozen=True, tag=True):
-    """What keeps you busy?"""
-
-
-class Busy(msgspec.Struct, frozen=True, tag=True):
-    """The endpoint that runs, for how long, and how many calls wait. `endpoint` is empty if none runs."""
-
-    endpoint: str
-    seconds: float
-    waiting: int
-
-
-to_door: msgspec.msgpack.Decoder[Cancel | AskBusy] = msgspec.msgpack.Decoder(Cancel | AskBusy)
-from_door: msgspec.msgpack.Decoder[Busy] = msgspec.msgpack.Decoder(Busy)
-
-
 class Peer:
     """One rank as this process calls it, at the same address through all of its generations."""
 
@@ -120,32 +96,32 @@ class Peer:
     def call(self, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> Ticket:
         """Send a call; its outcome is the ticket's, also if it could not even be sent."""
         ticket = Ticket(self)
+        # Another thread may be sending to a rank that does not read.
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
+            ticket.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=self.busy()))
+            return ticket
         try:
-            with self._lock:
-                while True:
-                    while not self._begin(ticket, deadline):
-                        pass
-                    if ticket.done:
-                        break
-                    number, generation, freed = ticket.number, self.caller.generation, self._freed()
-                    body, chain = parcel.body, context.chain
-                    if self._send(
-                        Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel
-                    ):
-                        break
-                if not wanted:
-                    self.caller.give_up(ticket.number)
+            while True:
+                while not self._begin(ticket, deadline):
+                    pass
+                if ticket.done:
+                    break
+                number, generation, freed = ticket.number, self.caller.generation, self._freed()
+                body, chain = parcel.body, context.chain
+                if self._send(Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel):
+                    break
+            if not wanted:
+                self.caller.give_up(ticket.number)
         except ArgosyError as error:
             ticket.settle(None, error)
+        finally:
+            self._lock.release()
         return ticket
 
     def _begin(self, ticket: Ticket, deadline: float) -> bool:
         """Give the call a number on an open link; False if that link was lost meanwhile."""
-        if self.sock is not None and not len(self.caller) and self._reading.acquire(blocking=False):
-            try:
-                self._hear(0.0)  # Whoever listened may be gone since: then this call is for the next generation.
-            finally:
-                self._reading.release()
+        if self.sock is not None and not len(self.caller) and self._poll.poll(0):
+            self.poke()  # Whoever listened may be gone since: then this call is for the next generation.
         if self.sock is None:
             self._open(deadline)
         while self.caller.is_full:
@@ -192,35 +168,16 @@ class Peer:
 
     def cancel(self, ticket: Ticket, error: ArgosyError) -> bool:
         """Give a call up, and tell the callee; False if it was settled before."""
-        with self._lock:
-            link, found = self._link, self.caller.give_up(ticket.number)
-        if found is not ticket:
+        link = self._link  # Without the lock: whoever holds it may wait for this very call.
+        if self.caller.give_up(ticket.number) is not ticket:
             return False
         ticket.settle(None, error)
-        with contextlib.suppress(ArgosyError, OSError):
-            door = connect(self.path.with_suffix(".door"), from_door, self.name, timeout_s=1.0)
-            try:
-                door.send(Cancel(link, ticket.number))
-            finally:
-                door.close()
+        tell_cancel(self.path, link, ticket.number)
         return True
 
-    def busy(self, timeout_s: float = 1.0) -> str:
+    def busy(self) -> str:
         """One clause about what keeps the rank from answering."""
-        try:
-            door = connect(self.path.with_suffix(".door"), from_door, self.name, timeout_s=timeout_s)
-            try:
-                door.send(AskBusy())
-                answer, _ = door.wait(timeout_s)
-            finally:
-                door.close()
-        except PeerLost:
-            return f"{self.name} does not listen"
-        except (ArgosyError, OSError):
-            return f"{self.name} does not react at all: it is stopped, or in native code that keeps the interpreter"
-        if not answer.endpoint:
-            return f"{self.name} is idle"
-        return f"{self.name} has been in {answer.endpoint} for {answer.seconds:.1f} s, {answer.waiting} more calls wait"
+        return ask_busy(self.path, self.name)
 
     def poke(self) -> None:
         """Read what is there without waiting, unless somebody reads already: for event loops."""
@@ -254,8 +211,7 @@ class Peer:
 
     def close(self) -> None:
         """End the link; calls in flight are lost."""
-        with self._lock:
-            self._lose(self.sock, "this process closed the link")
+        self._lose(self.sock, "this process closed the link")
 
     def forget(self) -> None:
         """In a forked child: the link is the parent's."""
