@@ -13,10 +13,13 @@ from functools import partial
 
 from contenders import SCRIPTS
 from harness import Contender, Failed, Goal, Options, Row, run_benches
+from peers import mpirun, python_of
 
 DEADLINE_S = 170.0
-LARGE = 256 << 20
+SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
+QUICK_SIZES = [4, 1 << 20, 16 << 20]
 OPERATIONS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+LOSSES = [*OPERATIONS, "small_all_reduce", "barrier", "recv"]
 
 
 def run(command: Sequence[str]) -> str:
@@ -35,44 +38,57 @@ def time_operation(backend: str, operation: str, nbytes: int, ranks: int) -> flo
     return float(json.loads(run(command))[0]["median_s"])
 
 
+def time_mpi(operation: str, nbytes: int, ranks: int) -> float:
+    flags = ["--oversubscribe", "--allow-run-as-root", "-n", str(ranks)]
+    script = str(SCRIPTS / "mpi_collective.py")
+    return float(run([mpirun(), *flags, str(python_of("mpi")), script, operation, str(nbytes)]))
+
+
 def time_script(what: str, backend: str, ranks: int) -> list[float]:
     command = [sys.executable, str(SCRIPTS / "collective_steps.py"), what, backend, str(ranks)]
     return [float(line) for line in run(command).split()]
 
 
-def versus(key: str, title: str, sample: partial[float] | partial[list[float]], times: float) -> Row:
-    """Argosy beside Gloo; `sample` lacks the backend."""
-    both = [Contender(name=name, sample=partial(sample, name)) for name in ("gloo", "argosy")]
-    return Row(
-        key=key, title=title, contenders=both, base="gloo", goals=[Goal(of="argosy", times_of="gloo", times=times)]
-    )
+def operation_row(operation: str, nbytes: int, ranks: int) -> Row:
+    """Argosy beside Gloo and MPI; the goals are those of four ranks and of the ends of the scale."""
+    contenders = [
+        Contender(name=name, sample=partial(time_operation, name, operation, nbytes, ranks))
+        for name in ("gloo", "argosy")
+    ]
+    contenders.append(Contender(name="mpi", sample=partial(time_mpi, operation, nbytes, ranks)))
+    judged = ranks == 4 and (nbytes == SIZES[-1] or (nbytes == 4 and operation in ("all_reduce", "barrier")))
+    goals = [Goal(of="argosy", times_of="gloo", times=4)] if judged else []
+    title = f"{operation} of {nbytes} bytes, {ranks} ranks" if operation != "barrier" else f"barrier, {ranks} ranks"
+    return Row(key=f"{operation}-{nbytes}-{ranks}", title=title, contenders=contenders, base="gloo", goals=goals)
 
 
 def rows(options: Options) -> list[Row]:
     found: list[Row] = []
-    for ranks in (4,) if options.quick else (2, 4):
-        large = LARGE >> 4 if options.quick else LARGE
+    for ranks in (2, 4):
         for operation in OPERATIONS:
-            sample = partial(time_operation, operation=operation, nbytes=large, ranks=ranks)
-            found.append(versus(f"{operation}-{ranks}", f"{operation} of {large} bytes, {ranks} ranks", sample, 4))
-        for operation, nbytes in (("all_reduce", 4), ("barrier", 4)):
-            sample = partial(time_operation, operation=operation, nbytes=nbytes, ranks=ranks)
-            found.append(versus(f"small-{operation}-{ranks}", f"{operation} of 4 bytes, {ranks} ranks", sample, 4))
+            found += [operation_row(operation, size, ranks) for size in (QUICK_SIZES if options.quick else SIZES)]
+        found.append(operation_row("barrier", 4, ranks))
     for what, times in (("ddp", 1.3), ("fsdp2", 1.5)):
-
-        def step(backend: str, what: str = what) -> list[float]:
-            return time_script(what, backend, 4)
-
-        found.append(versus(what, f"whole step of a 14M transformer, {what}, 4 ranks", partial(step), times))
-    for key, title in (("loss", "SIGKILL to PeerLost on each other rank"), ("reform", "re-form of 4 ranks")):
+        both = [Contender(name=name, sample=partial(time_script, what, name, 4)) for name in ("gloo", "argosy")]
+        goals = [Goal(of="argosy", times_of="gloo", times=times)]
+        title = f"whole step of a 14M transformer, {what}, 4 ranks"
+        found.append(Row(key=what, title=title, contenders=both, base="gloo", goals=goals))
+    faults = [(f"loss-{name}", f"SIGKILL to PeerLost on each other rank, in {name}") for name in LOSSES]
+    for key, title in (*faults, ("reform", "re-form of 4 ranks, one replaced by a process that is there")):
         contender = Contender(name="argosy", sample=partial(time_script, key, "argosy", 4))
         goal = Goal(of="argosy", at_most=0.1, percentile=99)
         found.append(Row(key=key, title=title, contenders=[contender], base="argosy", goals=[goal], percentile=99))
+    contender = Contender(name="argosy", sample=partial(time_script, "memory", "argosy", 4), repeat_max=1)
+    goal = Goal(of="argosy", at_most=16, percentile=100)
+    title = "shared memory of a rank with 1, 4 and 12 groups (the largest counts)"
+    found.append(
+        Row(key="memory", title=title, contenders=[contender], base="argosy", unit="MiB", goals=[goal], percentile=100)
+    )
     return found
 
 
 def main() -> int:
-    return run_benches("Collectives: argosy beside Gloo.", rows)
+    return run_benches("Collectives: argosy beside Gloo and MPI.", rows)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ PEERS = {
             download="about 80 MB",
             shares_torch=True,
         ),
+        Peer(name="mpi", steps=(("mpi4py==4.1.2", "numpy"),), download="about 20 MB"),
         Peer(name="ray", steps=(("ray[default]==2.60.0", "numpy"),), download="about 150 MB", shares_torch=True),
     )
 }

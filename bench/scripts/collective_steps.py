@@ -1,6 +1,6 @@
 """Four ranks: seconds of a training step on a backend, of a kill until all others know, of re-forming.
 
-    python collective_steps.py ddp|fsdp2|loss|reform argosy|gloo [RANKS]
+    python collective_steps.py ddp|fsdp2|loss-OPERATION|reform|memory argosy|gloo [RANKS]
 
 Prints one value per line.
 """
@@ -64,29 +64,72 @@ def be_rank(what: str, backend: str, rank: int, size: int, port: int) -> None:
             print(seconds, flush=True)
         dist.barrier()
     elif what == "reform":
-        for generation in range(1, TRIES + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            dist.group.WORLD.reform(None, generation)
-            if rank == 0:
-                print(time.perf_counter() - start, flush=True)
-        dist.barrier()
+        be_replaced(rank, size, store)
+    elif what == "memory":
+        show_memory(rank)
     else:
-        be_lost(rank, size, store)
+        be_lost(what.removeprefix("loss-"), rank, size, store)
 
 
-def be_lost(rank: int, size: int, store: dist.Store) -> None:
-    """The last rank dies in the middle of all-reduces; the others say when they knew."""
-    data = torch.ones(1 << 20)
+def be_replaced(rank: int, size: int, store: dist.Store) -> None:
+    """In each generation the last rank is another process, forked before: the time from its start to a whole group."""
+    world = dist.group.WORLD
+    for generation in range(1, TRIES + 1):
+        dist.barrier()
+        if rank == size - 1:
+            become_another(generation, store)
+        else:
+            store.wait([f"left{generation}"])
+        start = time.perf_counter()
+        world.reform(None, generation)
+        dist.barrier()
+        if rank == 0:
+            print(time.perf_counter() - start, flush=True)
+
+
+def become_another(generation: int, store: dist.Store) -> None:
+    """Go on in a child, so that the peers meet another process; the parent is killed when it is ready."""
+    parent = os.getpid()
+    ready, go = os.pipe()
+    if os.fork() == 0:
+        os.read(ready, 1)
+        os.kill(parent, signal.SIGKILL)
+        store.set(f"left{generation}", "")
+        return
+    os.write(go, b"1")
+    signal.pause()
+
+
+def show_memory(rank: int) -> None:
+    groups = [dist.group.WORLD]
+    for count in (1, 4, 12):
+        groups += [dist.new_group() for _ in range(count - len(groups))]
+        if rank == 0:
+            print(sum(group.memory() for group in groups) / (1 << 20), flush=True)
+    dist.barrier()
+
+
+def be_lost(operation: str, rank: int, size: int, store: dist.Store) -> None:
+    """The last rank dies while the others are in the operation; they say when they knew."""
+    data, whole, small = torch.ones(1 << 20), torch.ones(size << 18), torch.ones(1)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(data),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(data[: 1 << 18], whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, data[: 1 << 18]),
+        "broadcast": lambda: dist.broadcast(data, size - 1),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+        "small_all_reduce": lambda: dist.all_reduce(small),
+        "barrier": dist.barrier,
+        "recv": lambda: dist.recv(data, size - 1),
+    }
     dist.barrier()
     if rank == size - 1:
-        dist.all_reduce(data)
         time.sleep(0.05)
         store.set("killed", repr(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         while True:
-            dist.all_reduce(data)
+            calls[operation]()
     except PeerLost:
         late = time.monotonic()
     print(late - float(store.get("killed")), flush=True)
@@ -95,7 +138,7 @@ def be_lost(rank: int, size: int, store: dist.Store) -> None:
 def main() -> None:
     assert argosy.collective
     what, backend, size = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 4
-    for _ in range(TRIES if what == "loss" else 1):
+    for _ in range(TRIES if what.startswith("loss") else 1):
         read, write = os.pipe()
         server = os.fork()
         if server == 0:

@@ -60,6 +60,85 @@ assert x[0] == x[-1] == x[12345678] == 3
 print("good")
 """
 
+LAYOUTS = """
+from argosy.core import ArgosyError
+from argosy.collective import joining
+with joining():
+    world = form()
+layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+cap = 0.02 if round == "same" or rank == 0 else 0.05
+model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=cap)
+world.rehearse(lambda: model(torch.ones(2, 64)).sum().backward())
+try:
+    world.reform(None, 1)
+    dist.barrier()
+    print("formed")
+except ArgosyError as error:
+    print(error)
+"""
+
+MEMORY = """
+world = form()
+groups = [dist.new_group() for _ in range(16)]
+held = [group.memory() for group in (world, *groups)]
+print(sum(held) < 17 << 20, held[0] > 2 << 20, min(held) < 400_000)
+for group in groups:
+    x = torch.full((500_000,), float(rank))
+    dist.all_reduce(x, group=group)
+    assert x[0] == x[-1] == sum(range(size))
+print("good")
+"""
+
+APART = """
+import ctypes, os
+if rank == 1 and ctypes.CDLL(None).unshare(0x10000000):  # another user is another host
+    print("skip"); os._exit(0)
+world = form()
+assert world._inside.engine is None
+dist.all_reduce(x := torch.full((3,), float(rank)))
+dist.broadcast(y := torch.full((3,), float(rank)), 1)
+dist.all_gather(z := [torch.empty(2) for _ in range(size)], torch.full((2,), float(rank)))
+dist.all_gather_object(objects := [None] * size, {"rank": rank})
+dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.empty(3), 0)
+work = dist.all_reduce(torch.ones(3), async_op=True)
+work.wait()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+model(torch.ones(2, 3)).sum().backward()
+dist.barrier()
+print(x[0].item(), y[0].item(), [part[0].item() for part in z], [o["rank"] for o in objects])
+"""
+
+SPARSE = """
+form()
+x = torch.sparse_coo_tensor([[rank]], [1.0], (4,))
+dist.all_reduce(x)
+print(x.to_dense().tolist())
+"""
+
+FULL = """
+import ctypes, os, subprocess
+if ctypes.CDLL(None).unshare(0x20000):
+    print("skip"); os._exit(0)
+for command in ("mount --make-rprivate /", "mount -t tmpfs -o size=64k none /dev/shm"):
+    if subprocess.run(command.split(), stderr=subprocess.DEVNULL).returncode:
+        print("skip"); os._exit(0)
+form()
+dist.all_reduce(x := torch.ones(2_000_000))
+assert x[0] == x[-1] == size
+print("good")
+"""
+
+NO_MEMORY = """
+import resource
+from argosy.core import ArgosyError
+if rank == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    form()
+except ArgosyError as error:
+    print(error)
+"""
+
 
 def test_collectives_are_counted_once_on_the_progress_page():
     assert crew(COUNTED, 2) == ["4 1 all_reduce script.py:12 2 False\n"] * 2
@@ -71,6 +150,41 @@ def test_two_groups_are_used_from_two_threads():
 
 def test_thousands_of_small_all_reduces():
     assert crew(MANY.format(count=5_000), 4) == ["good\n"] * 4
+
+
+def test_ranks_with_other_bucket_layouts_do_not_train_together():
+    for text in crew(LAYOUTS, 2, rounds=["same", "other"]):
+        same, other, *_ = text.splitlines()
+        assert same == "formed"
+        assert other.startswith("ranks lay out their gradient buckets differently: ranks ")
+
+
+def test_the_groups_of_a_rank_share_16_mib():
+    assert crew(MEMORY, 3) == ["True True True\ngood\n"] * 3
+
+
+def test_ranks_that_share_no_host_meet_through_gloo():
+    said = crew(APART, 2)
+    if "skip" in said[1]:
+        pytest.skip("no user namespaces here")
+    assert [text.splitlines()[-1] for text in said] == ["1.0 1.0 [0.0, 1.0] [0, 1]"] * 2
+
+
+def test_a_full_dev_shm_does_not_matter():
+    said = crew(FULL, 2)
+    if any("skip" in text for text in said):
+        pytest.skip("no mount namespaces here")
+    assert said == ["good\n"] * 2
+
+
+def test_a_lack_of_memory_is_said_on_every_rank_at_the_start():
+    first, other = (text.splitlines()[-1] for text in crew(NO_MEMORY, 2))
+    assert first.startswith("no memory for a group's buffers, ")
+    assert other == f"rank 0: {first}"
+
+
+def test_sparse_tensors_go_through_gloo():
+    assert [text.splitlines()[-1] for text in crew(SPARSE, 2)] == ["[1.0, 1.0, 0.0, 0.0]"] * 2
 
 
 @pytest.mark.soak

@@ -3,7 +3,7 @@
 Importing this room registers the backend `argosy` with torch.distributed.
 """
 
-from argosy.collective.backend import joining, layout_of, register
+from argosy.collective.backend import joining, register
 from argosy.collective.group import Group
 from argosy.collective.latch import Latch
 from argosy.collective.rendezvous import Superseded
@@ -11,4 +11,4 @@ from argosy.collective.wire import CollectiveMismatch
 
 register()
 
-__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "layout_of", "register"]
+__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "register"]

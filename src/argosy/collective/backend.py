@@ -2,8 +2,6 @@
 
 # pyright: reportUnknownMemberType=false, reportPrivateUsage=false
 
-import hashlib
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,10 +33,3 @@ def joining() -> Generator[None]:
         yield
     finally:
         registry.set_joining(False)
-
-
-def layout_of(*models: Any) -> str:
-    """A digest of how DDP laid its gradients out in buckets, for `reform`; the same on ranks that fit together."""
-    names = ("rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
-    found = [{name: str(model._get_ddp_logging_data().get(name)) for name in names} for model in models]
-    return hashlib.blake2s(json.dumps(found).encode(), digest_size=8).hexdigest()

@@ -9,6 +9,7 @@ python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
 import argparse
 import json
 import os
+import select
 import signal
 import statistics
 import sys
@@ -24,12 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from argosy.collective.backend import register
+from argosy.core import ArgosyError
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 SIZES = (4, 4096, 65536, 1 << 20, 16 << 20, 256 << 20)
 BACKENDS = ("argosy", "gloo")
 _SAMPLE_S = 0.6
 _SAMPLES_MAX = 200
+_CELL_S = 300.0
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -52,8 +55,13 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backends: Sequence[str]) -> list[Result]:
-    """Fork `ranks` processes and measure; samples of the backends alternate. Nothing is left running."""
+    """Fork `ranks` processes and measure; samples of the backends alternate. Nothing is left running.
+
+    Raises:
+        ArgosyError: a rank failed, or some cell took minutes.
+    """
     children: list[int] = []
+    found: list[Result] = []
     try:
         port = _fork_store(children)
         result, told = os.pipe()  # after the store, which would keep its end open
@@ -64,12 +72,22 @@ def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backend
             children.append(pid)
         os.close(told)
         with os.fdopen(result, "rb") as file:
-            raw = file.read()
+            for operation, nbytes in _rows(sizes, operations):
+                ready, _, _ = select.select([file], [], [], _CELL_S)
+                line = file.readline() if ready else b""
+                if not line:
+                    why = "a rank failed" if ready else f"no result within {_CELL_S:g} s"
+                    raise ArgosyError(f"{operation} of {nbytes} bytes: {why}")
+                found += msgspec.json.decode(line, type=list[Result])
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return msgspec.json.decode(raw, type=list[Result])
+    return found
+
+
+def _rows(sizes: Sequence[int], operations: Sequence[str]) -> list[tuple[str, int]]:
+    return [(operation, size) for operation in operations for size in (sizes if operation != "barrier" else [0])]
 
 
 def _fork_store(children: list[int]) -> int:
@@ -97,15 +115,12 @@ def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Se
         store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(minutes=5))
         groups = {backend: dist.new_group(backend=backend) for backend in backends}
-        found = [
-            cell
-            for operation in operations
-            for nbytes in (sizes if operation != "barrier" else [0])
-            for cell in _cells(operation, nbytes, ranks, groups)
-        ]
-        if rank == 0:
-            with os.fdopen(told, "wb") as file:
-                file.write(msgspec.json.encode(found))
+        if rank > 0:
+            os.close(told)
+        for operation, nbytes in _rows(sizes, operations):
+            cells = _cells(operation, nbytes, ranks, groups)
+            if rank == 0:
+                os.write(told, msgspec.json.encode(cells) + b"\n")
         dist.barrier()
     except BaseException as error:
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
@@ -138,22 +153,24 @@ def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> l
 
 
 def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
-    count = max(1, nbytes // 4 // ranks)
-    whole, part = torch.ones(count * ranks), torch.ones(count)
-    exact = torch.ones(max(1, nbytes // 4))
+    share, whole = max(1, nbytes // 4 // ranks), max(1, nbytes // 4)
     names: Any = dist  # torch 2.13 renamed two of them
     scatter = getattr(names, "reduce_scatter_single", None) or names.reduce_scatter_tensor
     gather = getattr(names, "all_gather_single", None) or names.all_gather_into_tensor
+    if operation in ("all_reduce", "broadcast"):
+        data = torch.ones(whole)
+        return {
+            "all_reduce": lambda group: dist.all_reduce(data, group=group),
+            "broadcast": lambda group: dist.broadcast(data, 0, group=group),
+        }[operation]
+    if operation == "barrier":
+        return lambda group: dist.barrier(group=group)
+    given, other = torch.ones(share * ranks), torch.ones(share * (ranks if operation == "all_to_all" else 1))
     calls: dict[str, Callable[[Any], object]] = {
-        "all_reduce": lambda group: dist.all_reduce(exact, group=group),
-        "reduce_scatter": lambda group: scatter(part, whole, group=group),
-        "all_gather": lambda group: gather(whole, part, group=group),
-        "broadcast": lambda group: dist.broadcast(exact, 0, group=group),
-        "barrier": lambda group: dist.barrier(group=group),
+        "reduce_scatter": lambda group: scatter(other, given, group=group),
+        "all_gather": lambda group: gather(given, other, group=group),
+        "all_to_all": lambda group: dist.all_to_all_single(other, given, group=group),
     }
-    if operation == "all_to_all":  # needs a third tensor
-        out = torch.ones(count * ranks)
-        return lambda group: dist.all_to_all_single(out, whole, group=group)
     return calls[operation]
 
 

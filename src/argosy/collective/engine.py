@@ -4,8 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from argosy._select import native
 from argosy.collective.rendezvous import Hello
 from argosy.collective.segment import ABORT_DEADLINE, ABORT_ELSEWHERE, Segment
@@ -31,8 +29,10 @@ class Engine:
             watcher().watch(hello.pid, self._loss_of(rank)) for rank, hello in enumerate(hellos) if rank != self.rank
         ]
 
-    def run(self, wish: Wish, sends: Sequence[Part], receives: Sequence[Part], timeout_s: float) -> None:
-        """Take part in one collective.
+    def run(
+        self, wish: Wish, sends: Sequence[Part], receives: Sequence[Part], timeout_s: float, site: str = ""
+    ) -> None:
+        """Take part in one collective, which was called at `site`.
 
         Raises:
             PeerLost: a rank of the group died before all had arrived.
@@ -41,7 +41,7 @@ class Engine:
         """
         with self._lock:
             self._number += 1
-            head = msgspec.structs.replace(wish, number=self._number).pack()
+            head = wish.pack(self._number, site)
             try:
                 code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
             except BaseException as error:  # a signal's: the others must not wait for this rank

@@ -13,6 +13,7 @@ G3  Re-forming exchanges engine, postman and fallback; object, name, rank and si
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -26,10 +27,11 @@ from argosy.collective import plans, registry
 from argosy.collective.arguments import check_whole, hide_from_dynamo, reduction_code, reduction_options, seconds, split
 from argosy.collective.inside import Inside
 from argosy.collective.latch import Latch
+from argosy.collective.layouts import layout_of, models_of
 from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
-from argosy.collective.wire import Wish
+from argosy.collective.segment import ROOM_BYTES
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -78,10 +80,11 @@ class Group(dist.ProcessGroup):
         self.generation = 0
         self.loss: ArgosyError | None = None
         self._inside: Inside | None = None
+        self._models: list[weakref.ref[Any]] | None = None
         self._queue = Queue(f"argosy-group-{rank}")
         registry.add(self)
         if not registry.joining():
-            self._form(0, "", timeout.total_seconds(), None)
+            self._form(0, timeout.total_seconds(), None)
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -145,12 +148,14 @@ class Group(dist.ProcessGroup):
 
     def latched(self) -> Latch:
         """Begin a step in which no loss raises; its vote decides whether the step counts."""
+        if self._models is None:
+            self._models = models_of(self)
         return Latch(self)
 
     def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
         """Run a newcomer's forward and backward pass alone, as often as DDP needs to settle its buckets.
 
-        It rebuilds them in the second pass and says how in the third, which `layout_of` reads.
+        It rebuilds them in the second pass and says how in the third; `reform` compares that.
 
         Raises:
             ConfigError: the group is not joining.
@@ -159,20 +164,21 @@ class Group(dist.ProcessGroup):
             raise ConfigError(f"only a group that is joining can rehearse; this one is {self.state}")
         for _ in range(times):
             step()
+        self._models = models_of(self)
 
     def reform(
         self,
         members: Sequence[int] | None,
         generation: int,
         *,
-        layout: str = "",
         timeout_s: float = 60.0,
         give_up: Callable[[], bool] | None = None,
     ) -> None:
         """Meet the members again as `generation`, and go on with them in this same object.
 
-        The other groups of this process whose ranks are all in this one are re-formed with it. `layout` must be
-        the same on all members (see `layout_of`). `give_up` is asked while waiting: True ends it.
+        The other groups of this process whose ranks are all in this one are re-formed with it. Bucket layouts of DDP
+        models that exist since the first latch or rehearsal are compared. `give_up` is asked while waiting: True ends
+        it.
 
         Raises:
             ConfigError: `members` are not the ranks of the group, or the generation does not grow.
@@ -188,18 +194,18 @@ class Group(dist.ProcessGroup):
         try:
             for group in registry.groups():
                 if group is self or set(group._ranks) <= set(self._ranks):
-                    own = layout if group is self else ""
-                    group._form(generation, own, max(0.0, deadline - time.monotonic()), give_up)
+                    group._form(generation, max(0.0, deadline - time.monotonic()), give_up)
                     formed.append(group)
         except ArgosyError as error:
             for group in formed:  # the peers may be in them already, and wait for this rank
                 group.give_up(error)
             raise
 
-    def _form(self, generation: int, layout: str, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
-        rank, size = self._place
+    def _form(self, generation: int, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
+        (rank, size), layout = self._place, layout_of(self._models or [])
         name = self._name or "default"
-        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout)
+        room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
+        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=max(0, room))
         old, inside = self._inside, Inside(self._store, meeting, self._timeout)
         if old is not None:
             self._lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
@@ -211,6 +217,11 @@ class Group(dist.ProcessGroup):
         self._inside, self.generation, self.loss, self.state = inside, generation, None, "live"
         if inside.engine is not None:
             inside.engine.on_loss = self._heard
+
+    def memory(self) -> int:
+        """Bytes of shared memory that this rank holds for the group."""
+        engine = None if self._inside is None else self._inside.engine
+        return 0 if engine is None else engine.segment.shape.stride
 
     def _heard(self) -> None:
         """A peer died: the watcher's thread tells."""
@@ -318,13 +329,10 @@ class Group(dist.ProcessGroup):
             self._through_gloo(inside, plan)
             return
         assert inside.engine is not None
-        with torch.no_grad():
-            for step in plan.prepare():
-                wish = step.wish
-                marked = Wish(wish.kind, wish.name, wish.dtype, wish.reduction, wish.root, 0, site)
-                inside.engine.run(marked, step.sends, step.receives, timeout_s)
-                step.finish()
-            plan.after()
+        for step in plan.prepare():
+            inside.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
+            step.finish()
+        plan.after()
 
     def _through_gloo(self, inside: Inside, plan: Plan) -> None:
         method, arguments = plan.gloo

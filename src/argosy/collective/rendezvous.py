@@ -1,12 +1,13 @@
 """How the members of a group find each other: one key per member and generation in torch's store.
 
-Each member says on which host it is and which process; the first of them also offers the shared segment. The
-store must outlive every rank, as an agent's does.
+Each member says on which host it is, which process, and how much memory it can give; if all share a host, the first
+of them then makes the shared segment. The store must outlive every rank, as an agent's does.
 """
 
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from argosy._select import native_is_compiled
 from argosy.collective import segment as segments
-from argosy.collective.segment import ABORT_ELSEWHERE, Segment
+from argosy.collective.segment import ABORT_ELSEWHERE, Segment, Shape
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
 
 _POLL_S = 0.002
@@ -25,9 +26,18 @@ class Hello(msgspec.Struct, frozen=True):
 
     host: str
     pid: int
-    fd: int = -1
     compiled: bool = True
     layout: str = ""
+    room: int = 0
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """The segment of a group: a descriptor of its first member."""
+
+    fd: int
+    window: int
+    inode: int = 0
+    failure: str = ""
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +48,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     generation: int
     layout: str = ""
+    room: int = segments.ROOM_BYTES
 
     def key(self, rank: int) -> str:
         # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
@@ -67,32 +78,47 @@ def meet(
         Superseded: `give_up` said so.
         ArgosyError: the layouts of the members differ.
     """
-    leader = meeting.rank == 0
-    fd = segments.create(meeting.size) if leader else -1
+    own = Hello(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room)
+    store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
+    hellos = _hellos(store, meeting, timeout_s, give_up)
+    _check(meeting, hellos)
+    if len({hello.host for hello in hellos}) > 1:
+        return hellos, None
+    wait = partial(_await, store, meeting, hellos, timeout_s, give_up)
+    segment = _lead(store, meeting, hellos, wait) if meeting.rank == 0 else _follow(store, meeting, hellos, wait)
+    return hellos, segment
+
+
+def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
+    """Make the segment; it may be let go of only when all have opened it."""
+    window = segments.window_for(min(hello.room for hello in hellos))
     try:
-        own = Hello(host_id(), os.getpid(), fd, native_is_compiled, meeting.layout)
-        store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
-        hellos = _hellos(store, meeting, timeout_s, give_up)
-        _check(meeting, hellos)
-        if len({hello.host for hello in hellos}) > 1:
-            return hellos, None
-        first = hellos[0]
-        if leader:
-            segment = Segment(fd, meeting.size, 0)
-        else:
-            segment = segments.open_of(first.pid, first.fd, meeting.size, meeting.rank, "rank 0")
-        # The leader may close its descriptor, and die, only when all have opened it.
+        fd = segments.create(meeting.size, window)
+    except ArgosyError as error:
+        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(-1, window, failure=str(error))))
+        raise
+    try:
+        segment = Segment(fd, Shape(meeting.size, window), 0)
+        store.set(meeting.key(0) + "/offer", msgspec.json.encode(Offer(fd, window, os.fstat(fd).st_ino)))
         try:
-            store.set(meeting.key(meeting.rank) + "/open", b"1")
-            if leader:
-                _await_open(store, meeting, hellos, timeout_s, give_up)
+            wait([meeting.key(rank) + "/open" for rank in range(1, meeting.size)])
         except BaseException as error:  # those who have it already must not wait for this rank
-            segment.abort(ABORT_ELSEWHERE, f"rank {meeting.rank} did not join: {type(error).__name__}")
+            segment.abort(ABORT_ELSEWHERE, f"rank 0 did not join: {type(error).__name__}")
             raise
-        return hellos, segment
+        return segment
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
+
+
+def _follow(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
+    wait([meeting.key(0) + "/offer"])
+    offer = msgspec.json.decode(store.get(meeting.key(0) + "/offer"), type=Offer)
+    if offer.failure:
+        raise ArgosyError(f"rank 0: {offer.failure}")
+    where = hellos[0].pid, offer.fd, offer.inode
+    segment = segments.open_of(where, Shape(meeting.size, offer.window), meeting.rank)
+    store.set(meeting.key(meeting.rank) + "/open", b"1")
+    return segment
 
 
 def _hellos(store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[], bool] | None) -> list[Hello]:
@@ -109,12 +135,16 @@ def _hellos(store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[]
     return [known[rank] for rank in range(meeting.size)]
 
 
-def _await_open(
-    store: Any, meeting: Meeting, hellos: list[Hello], timeout_s: float, give_up: Callable[[], bool] | None
+def _await(
+    store: Any,
+    meeting: Meeting,
+    hellos: list[Hello],
+    timeout_s: float,
+    give_up: Callable[[], bool] | None,
+    keys: list[str],
 ) -> None:
-    keys = [meeting.key(rank) + "/open" for rank in range(meeting.size)]
     known, deadline = dict(enumerate(hellos)), time.monotonic() + timeout_s
-    while not store.check(keys):
+    while keys and not store.check(keys):
         _look(meeting, known, deadline, timeout_s, give_up)
 
 
@@ -147,11 +177,11 @@ def _alive(pid: int) -> bool:
 def _check(meeting: Meeting, hellos: list[Hello]) -> None:
     if len({hello.compiled for hello in hellos}) > 1:
         raise ArgosyError("some ranks have argosy's compiled extension and some have not")
-    layouts = {hello.layout for hello in hellos}
+    layouts = {hello.layout for hello in hellos if hello.layout}
     if len(layouts) > 1:
         by_layout = {text: [r for r, hello in enumerate(hellos) if hello.layout == text] for text in layouts}
-        said = "; ".join(f"ranks {format_ranks(ranks)}: {text or 'none'}" for text, ranks in sorted(by_layout.items()))
+        said = "; ".join(f"ranks {format_ranks(ranks)}: {text}" for text, ranks in sorted(by_layout.items()))
         raise ArgosyError(
             f"ranks lay out their gradient buckets differently: {said}",
-            hint="let the newcomer rehearse two steps before it joins",
+            hint="let every rank rehearse a step before it joins",
         )

@@ -23,8 +23,13 @@ _STATE_AT, _CAUSE_AT, _CAUSE_BYTES = 64, 256, 400
 _FIRST_AT, _HEADS_AT, _DOORBELL_AT, _LAST_HEAD_AT = 4096, 256, 64, 192
 RING_HEADER = 128
 SLOT_BYTES = 128 << 10
-WINDOW_SLOTS = 8
+WINDOW_MAX = 8
 """Slots of a rank for one operation: a rank that gets a core runs ahead of the others by so much."""
+
+ROOM_BYTES = 16 << 20
+"""What the groups of a process may take together; groups beyond that get the smallest segments."""
+
+_INBOX_BYTES = 64 << 10
 
 ABORT_DEADLINE = 0xFFFFFFFE
 ABORT_ELSEWHERE = 0xFFFFFFFF
@@ -43,12 +48,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Shape:
     """Where things are in a segment for `size` ranks."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.slot, self.window = size, SLOT_BYTES, WINDOW_SLOTS
+    def __init__(self, size: int, window: int) -> None:
+        self.size, self.slot, self.window = size, SLOT_BYTES, window
         self.head_stride = -(-(HEAD_BYTES + 16 * size) // 64) * 64
         slots_at = -(-(_HEADS_AT + 2 * self.head_stride) // 4096) * 4096
         self.rings_at = slots_at + 2 * self.window * self.slot
-        self.ring = max(8 << 10, min(256 << 10, (1 << 20) // size)) // 64 * 64
+        self.ring = max(4 << 10, window * _INBOX_BYTES // size) // 64 * 64
         self.stride = -(-(self.rings_at + size * (RING_HEADER + self.ring)) // 4096) * 4096
         self.total = _FIRST_AT + size * self.stride
 
@@ -59,21 +64,26 @@ class Shape:
         )
 
 
-def create(size: int) -> int:
+def window_for(room: int) -> int:
+    """How many slots a new group gets where `room` bytes per rank are left: a quarter of them, at least one slot."""
+    return max(1, min(WINDOW_MAX, room // 4 // (2 * SLOT_BYTES + _INBOX_BYTES)))
+
+
+def create(size: int, window: int) -> int:
     """Return the descriptor of a new segment for `size` ranks.
 
     Raises:
         ArgosyError: there is not enough memory for it.
     """
-    shape = Shape(size)
+    shape = Shape(size, window)
     fd = os.memfd_create("argosy-collective", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, shape.total)  # a lack of memory is said here, not by SIGBUS in an operation
         os.pwrite(fd, shape.pack(), 0)
     except OSError as error:
         os.close(fd)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise ArgosyError(f"no memory for a group's buffers: {shape.total} bytes") from error
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise ArgosyError(f"no memory for a group's buffers, {shape.total} bytes: {error.strerror}") from error
         raise
     return fd
 
@@ -81,14 +91,14 @@ def create(size: int) -> int:
 class Segment:
     """A mapped segment, as one of its ranks sees it."""
 
-    def __init__(self, fd: int, size: int, rank: int) -> None:
-        self.shape, self.rank = Shape(size), rank
+    def __init__(self, fd: int, shape: Shape, rank: int) -> None:
+        self.shape, self.rank = shape, rank
         self._memory = mmap.mmap(fd, self.shape.total)
         self._anchor = ctypes.c_char.from_buffer(self._memory)
         self.address = ctypes.addressof(self._anchor)
         self.view = memoryview(self._memory)
         magic, count, slot, stride, *_ = _HEADER.unpack_from(self.view)
-        if (magic, count, slot, stride) != (MAGIC, size, self.shape.slot, self.shape.stride):
+        if (magic, count, slot, stride) != (MAGIC, shape.size, shape.slot, shape.stride):
             raise ArgosyError("a peer made its shared segment with another version of argosy")
 
     # -- ending it ---------------------------------------------------------------------------------
@@ -170,17 +180,20 @@ def wake(address: int) -> None:
         _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-def open_of(pid: int, fd: int, size: int, rank: int, peer: str) -> Segment:
-    """Map the segment that process `pid` holds open as `fd`.
+def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
+    """Map the segment that a process holds open: its pid, the descriptor, and the inode behind it.
 
     Raises:
-        PeerLost: it is gone.
+        PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
     """
+    pid, fd, inode = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise PeerLost(peer, "gone before its shared memory was opened") from error
+    except OSError as error:  # also a socket or a directory that has the number now
+        raise PeerLost("rank 0", "gone before its shared memory was opened") from error
     try:
-        return Segment(own, size, rank)
+        if os.fstat(own).st_ino != inode:
+            raise PeerLost("rank 0", "it gave this generation up before its shared memory was opened")
+        return Segment(own, shape, rank)
     finally:
         os.close(own)

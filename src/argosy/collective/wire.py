@@ -71,9 +71,10 @@ class Wish(msgspec.Struct, frozen=True):
     number: int = 0
     site: str = ""
 
-    def pack(self) -> bytes:
-        name, site = self.name.encode()[:16], self.site.encode()[-80:]
-        return _HEAD.pack(self.kind, self.dtype, self.reduction, self.root, self.number, name, site)
+    def pack(self, number: int, site: str) -> bytes:
+        """As the collective `number` of its group, called at `site`."""
+        name, place = self.name.encode()[:16], site.encode()[-80:]
+        return _HEAD.pack(self.kind, self.dtype, self.reduction, self.root, number, name, place)
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Wish":

@@ -16,45 +16,57 @@ from argosy.core import DeadlinePassed
 class Work(dist.Work):
     """One operation. `result` are its tensors, also the value of the future."""
 
+    _changing = threading.Lock()  # of all works, for moments: most of them end before anybody waits
+
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
         self._result = result
-        self._ended = threading.Event()
+        self._ended = False
+        self._end: threading.Event | None = None
         self._error: BaseException | None = None
         self._future: Any = None
-        self._lock = threading.Lock()
         self._source = -1
-        self.on_wait: Callable[[bool], None] = lambda begins: None
+        self.on_wait: Callable[[bool], None] | None = None
 
     def finish(self, error: BaseException | None = None, source: int = -1) -> None:
         """Wake who waits; called once."""
-        with self._lock:
+        with self._changing:
             self._error, self._source = error, source
-            self._ended.set()
-            future = self._future
+            self._ended = True
+            future, end = self._future, self._end
+        if end is not None:
+            end.set()
         if future is not None:
             self._fill(future)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if not self._ended.is_set():
-            self.on_wait(True)
-            try:
-                seconds = timeout.total_seconds()
-                if not self._ended.wait(seconds if seconds > 0 else None):
-                    raise DeadlinePassed("a collective", seconds)
-            finally:
-                self.on_wait(False)
+        if not self._ended:
+            with self._changing:
+                if self._end is None:
+                    self._end = threading.Event()
+                    if self._ended:
+                        self._end.set()
+            self._sleep(self._end, timeout.total_seconds())
         if self._error is not None:
             raise self._error
         return True
 
+    def _sleep(self, end: threading.Event, seconds: float) -> None:
+        if self.on_wait is not None:
+            self.on_wait(True)
+        try:
+            if not end.wait(seconds if seconds > 0 else None):
+                raise DeadlinePassed("a collective", seconds)
+        finally:
+            if self.on_wait is not None:
+                self.on_wait(False)
+
     def get_future(self) -> Any:
-        with self._lock:
-            if self._future is None:
-                self._future = torch.futures.Future()
-                ready = self._ended.is_set()
-            else:
+        with self._changing:
+            if self._future is not None:
                 return self._future
+            self._future = torch.futures.Future()
+            ready = self._ended
         if ready:
             self._fill(self._future)
         return self._future
@@ -66,10 +78,10 @@ class Work(dist.Work):
             future.set_result(self._result)
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self._ended
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self._ended and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error

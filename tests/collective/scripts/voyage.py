@@ -29,7 +29,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from argosy.collective import Superseded, joining, layout_of
+from argosy.collective import Superseded, joining
 from argosy.core import DeadlinePassed, PeerLost
 
 STEPS = 5
@@ -172,8 +172,7 @@ class Sailor:
                 continue
             try:
                 self.meet("reform") if generation > 1 else None
-                layout = layout_of(self.model) if self.wrapper == "ddp" else ""
-                self.group.reform(None, generation, layout=layout, give_up=partial(self.newer, generation))
+                self.group.reform(None, generation, give_up=partial(self.newer, generation))
                 self.meet("joined") if generation > 1 else None
                 self.heal_replicated(newcomer) if self.wrapper == "ddp" else self.heal_sharded()
                 return
