@@ -19,6 +19,7 @@ from argosy.process.run.facts import (
     LaunchEnded,
     LaunchStarted,
     RankExited,
+    RankPaused,
     Restarting,
     StopAsked,
 )
@@ -126,6 +127,14 @@ def test_a_healthy_run_is_said_to_be_well():
     assert text.startswith("night: runs well: 4 ranks, steps 118-120, 1 min 5 s\n")
     assert "resume" not in text
     assert "argosy stacks night" in text
+
+
+def test_a_run_with_a_stopped_rank_is_not_said_to_be_well():
+    run = msgspec.structs.replace(RUN, state="running", code=None, now=65.0)
+    paused = RankPaused(at=9.0, rank=RankId("main", 2), signal=19)
+    assert explain(run, [NIGHT[0], paused], []).summary.startswith("runs with rank 2 stopped by a signal: 4 ranks")
+    goes_on = msgspec.structs.replace(paused, resumed=True)
+    assert explain(run, [NIGHT[0], paused, goes_on], []).summary.startswith("runs well: 4 ranks")
 
 
 def test_what_a_restart_has_healed_is_history():

@@ -193,6 +193,8 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
         low, high = run.steps or (0, 0)
         at = "" if run.steps is None else f", step {high}" if low == high else f", steps {low}-{high}"
         state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
+        if verdict == "healthy" and (stopped := _stopped(facts)):
+            state = f"runs with rank{'s' * (len(stopped) > 1)} {format_ranks(stopped)} stopped by a signal"
         return f"{state}: {ranks}{at}, {lasted}{again}"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
     how = f"stopped by {stop.by}" if stop and (verdict in ("stopped", "hang")) else "ended"
@@ -240,6 +242,20 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case _:
                 pass
     return events
+
+
+def _stopped(facts: Sequence[AnyFact]) -> set[int]:
+    """The ranks that were stopped (SIGSTOP and its kin) and have not gone on."""
+    stopped: set[int] = set()
+    for fact in facts:
+        match fact:
+            case RankPaused(rank=rank, resumed=resumed):
+                (stopped.discard if resumed else stopped.add)(rank.index)
+            case RankExited(rank=rank):
+                stopped.discard(rank.index)
+            case _:
+                pass
+    return stopped
 
 
 def _ended_well(run: RunView, facts: Sequence[AnyFact]) -> list[str]:
