@@ -1,63 +1,52 @@
-"""One actor holds the weights of a linear model; four others push gradients and pull weights as they like.
+"""Four workers fit a line; a server holds the parameters, and the workers call it directly.
 
     python examples/parameter_server.py
 
-Takes two seconds. Expect an error that falls below 0.01.
+Takes two seconds. Expect "y = 3.00 x + 2.00".
 """
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import argosy
 
-TRUTH = np.linspace(-1.0, 1.0, 1000)
-Weights = NDArray[np.float64]
-
 
 class Server:
-    """Its endpoints run one after another, so no lock is needed."""
+    """Holds slope and intercept."""
 
-    def __init__(self, rate: float) -> None:
-        self.weights, self.rate, self.pushes = np.zeros_like(TRUTH), rate, 0
+    def __init__(self) -> None:
+        self.parameters = np.zeros(2)
 
-    def pull(self) -> Weights:
-        return self.weights
+    def pull(self) -> np.ndarray:
+        return self.parameters
 
-    def push(self, gradient: Weights) -> Weights:
-        """Make a step, and return what the weights are now."""
-        self.weights -= self.rate * gradient
-        self.pushes += 1
-        return self.weights
-
-    def report(self) -> str:
-        error = float(np.abs(self.weights - TRUTH).max())
-        return f"{self.pushes} pushes, largest error {error:.4f}"
+    def push(self, gradient: np.ndarray) -> None:
+        self.parameters -= 0.1 * gradient
 
 
-class Learner:
-    """Was given the server's handle and calls it directly."""
+class Worker:
+    """Has data of its own."""
 
-    def __init__(self, server: Any, batch: int) -> None:
-        self.server, self.batch = server, batch
-        self.random = np.random.default_rng(argosy.here().rank.index)
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        chance = np.random.default_rng(argosy.here().rank.index)
+        self.x = chance.uniform(-1, 1, 1000)
+        self.y = 3 * self.x + 2
 
-    def learn(self, steps: int) -> None:
-        weights = self.server.pull().get()
+    def train(self, steps: int) -> None:
         for _ in range(steps):
-            x = self.random.choice([-1.0, 1.0], (self.batch, len(TRUTH)))
-            gradient = x.T @ (x @ (weights - TRUTH)) / self.batch
-            weights = self.server.push(gradient).get()
+            slope, intercept = self.server.pull().get()
+            wrong = slope * self.x + intercept - self.y
+            self.server.options(reply=False).push(2 * np.array([np.mean(wrong * self.x), np.mean(wrong)]))
 
 
 def main() -> None:
     with argosy.local() as cluster:
-        server = cluster.mesh(ranks=1).spawn(Server, rate=0.01)[0]
-        learners = cluster.mesh(ranks=4).spawn(Learner, server, batch=64)
-        for _ in range(4):
-            learners.learn(50).gather()
-            print(server.report().get())
+        server = cluster.mesh(ranks=1).spawn(Server)[0]
+        cluster.mesh(ranks=4).spawn(Worker, server).train(100).gather()
+        slope, intercept = server.pull().get()
+        print(f"y = {slope:.2f} x + {intercept:.2f}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ _ENVELOPE_INLINE_MAX = 32 << 10
 _READ_BYTES = 64 << 10
 _FDS_MAX = 4
 _ANCILLARY = socket.CMSG_SPACE(4 * _FDS_MAX)
+# As plain numbers: an operation on the enum costs more than the system call that it is for.
+_SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_RECEIVE, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True):
@@ -85,6 +88,9 @@ class Parcel:
         pickled, buffers = dump(value)
         self.segment: Segment | None = None
         self.tail: list[bytes | memoryview] = []
+        if not buffers and len(pickled) <= _ENVELOPE_INLINE_MAX:
+            self.body = Body(pickled)
+            return
         sizes = [buffer.nbytes for buffer in buffers]
         large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
         if large:
@@ -135,11 +141,11 @@ def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequenc
         try:
             if fds:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = sock.sendmsg(parts[:512], rights, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                sent = sock.sendmsg(parts[:512], rights, _SEND)
             elif len(parts) == 1:
-                sent = sock.send(parts[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                sent = sock.send(parts[0], _SEND)
             else:
-                sent = sock.sendmsg(parts[:512], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                sent = sock.sendmsg(parts[:512], [], _SEND)
         except BlockingIOError:
             return False
         fds = ()
@@ -173,12 +179,12 @@ class Reader:
             BadFrame: the bytes are no frames (F1).
         """
         target = self._target()
-        count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, socket.MSG_DONTWAIT)
+        count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
         target.release()
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise BadFrame(f"descriptors from {self.peer} were truncated")
         if count == 0:
             return None

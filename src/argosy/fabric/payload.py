@@ -16,6 +16,7 @@ from argosy.core import ConfigError
 IN_BAND_MAX = 4096
 """Smaller buffers are cheaper as part of the pickle."""
 _SCALARS = frozenset({int, float, str, bytes, bool, type(None)})
+_CONTAINERS = frozenset({tuple, list, dict})
 _PARTS_MAX = 10_000
 _CloudPickler: Any = cast(Any, cloudpickle).Pickler
 
@@ -29,7 +30,8 @@ class _Pickler(_CloudPickler):
             reduced = _reduce_tensor(torch, obj)
             if reduced is not None:
                 return reduced
-        return super().reducer_override(obj)
+        inherited: Any = super()
+        return inherited.reducer_override(obj)
 
 
 def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -65,20 +67,19 @@ def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
     return pickle.loads(pickled, buffers=cast(Any, buffers))
 
 
-def _is_plain(value: object, depth: int) -> bool:
+def _is_plain(value: Any, depth: int) -> bool:
     """Whether plain pickle gives the same bytes: nothing in it could be a user's class or an array."""
-    kind = type(value)
+    kind = cast(type[object], type(value))
     if kind in _SCALARS:
         return True
-    if depth == 0:
+    if depth == 0 or kind not in _CONTAINERS or len(value) > 16:
         return False
-    if kind is tuple or kind is list:
-        items = cast("Sequence[object]", value)
-        return len(items) <= 16 and all(_is_plain(item, depth - 1) for item in items)
     if kind is dict:
-        pairs = cast("Mapping[object, object]", value)
-        return len(pairs) <= 16 and all(type(k) is str and _is_plain(v, depth - 1) for k, v in pairs.items())
-    return False
+        value = (*value, *value.values())
+    for item in value:  # noqa: SIM110 - a loop, not all(): this is done for every call.
+        if type(item) not in _SCALARS and not _is_plain(item, depth - 1):
+            return False
+    return True
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
@@ -154,5 +155,6 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     for name, cell in zip(names, closure, strict=False):
         yield f".{name}", cell.cell_contents
     if hasattr(value, "__dict__") and not isinstance(value, type):
-        for name, part in list(vars(value).items())[:_PARTS_MAX]:
+        attributes = cast("dict[str, object]", vars(value))
+        for name, part in list(attributes.items())[:_PARTS_MAX]:
             yield f".{name}", part

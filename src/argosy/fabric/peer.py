@@ -15,13 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric.calls import Caller, Gone, Oracle
+from argosy.fabric.door import ask_busy, tell_cancel
 from argosy.fabric.frames import STALE, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
-from argosy.fabric.link import BadFrame, connect, peer_credentials
+from argosy.fabric.link import BadFrame, peer_credentials
 from argosy.fabric.segments import ours
 
 if TYPE_CHECKING:
@@ -73,29 +72,6 @@ class _Context(threading.local):
 context = _Context()
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop a call of this link, or do not begin it."""
-
-    link: int
-    number: int
-
-
-class AskBusy(msgspec.Struct, frozen=True, tag=True):
-    """What keeps you busy?"""
-
-
-class Busy(msgspec.Struct, frozen=True, tag=True):
-    """The endpoint that runs, for how long, and how many calls wait. `endpoint` is empty if none runs."""
-
-    endpoint: str
-    seconds: float
-    waiting: int
-
-
-to_door: msgspec.msgpack.Decoder[Cancel | AskBusy] = msgspec.msgpack.Decoder(Cancel | AskBusy)
-from_door: msgspec.msgpack.Decoder[Busy] = msgspec.msgpack.Decoder(Busy)
-
-
 class Peer:
     """One rank as this process calls it, at the same address through all of its generations."""
 
@@ -141,11 +117,8 @@ class Peer:
 
     def _begin(self, ticket: Ticket, deadline: float) -> bool:
         """Give the call a number on an open link; False if that link was lost meanwhile."""
-        if self.sock is not None and not len(self.caller) and self._reading.acquire(blocking=False):
-            try:
-                self._hear(0.0)  # Whoever listened may be gone since: then this call is for the next generation.
-            finally:
-                self._reading.release()
+        if self.sock is not None and not len(self.caller) and self._poll.poll(0):
+            self.poke()  # Whoever listened may be gone since: then this call is for the next generation.
         if self.sock is None:
             self._open(deadline)
         while self.caller.is_full:
@@ -197,30 +170,12 @@ class Peer:
         if found is not ticket:
             return False
         ticket.settle(None, error)
-        with contextlib.suppress(ArgosyError, OSError):
-            door = connect(self.path.with_suffix(".door"), from_door, self.name, timeout_s=1.0)
-            try:
-                door.send(Cancel(link, ticket.number))
-            finally:
-                door.close()
+        tell_cancel(self.path, link, ticket.number)
         return True
 
-    def busy(self, timeout_s: float = 1.0) -> str:
+    def busy(self) -> str:
         """One clause about what keeps the rank from answering."""
-        try:
-            door = connect(self.path.with_suffix(".door"), from_door, self.name, timeout_s=timeout_s)
-            try:
-                door.send(AskBusy())
-                answer, _ = door.wait(timeout_s)
-            finally:
-                door.close()
-        except PeerLost:
-            return f"{self.name} does not listen"
-        except (ArgosyError, OSError):
-            return f"{self.name} does not react at all: it is stopped, or in native code that keeps the interpreter"
-        if not answer.endpoint:
-            return f"{self.name} is idle"
-        return f"{self.name} has been in {answer.endpoint} for {answer.seconds:.1f} s, {answer.waiting} more calls wait"
+        return ask_busy(self.path, self.name)
 
     def poke(self) -> None:
         """Read what is there without waiting, unless somebody reads already: for event loops."""

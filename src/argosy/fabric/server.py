@@ -11,6 +11,7 @@ V2  No caller can stop the loop: replies that it does not read are queued, and t
 
 import contextlib
 import ctypes
+import itertools
 import os
 import select
 import signal
@@ -26,11 +27,12 @@ from typing import Any, Protocol
 
 from argosy.core import ArgosyError
 from argosy.fabric.calls import Callee
+from argosy.fabric.door import AskBusy, Busy, Cancel, door_path, to_door
 from argosy.fabric.failures import Cancelled, failure_of
 from argosy.fabric.frames import CANCELLED, RAISED, RESULT, Body, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
 from argosy.fabric.link import BadFrame, Link, accept, listen, peer_credentials
-from argosy.fabric.peer import AskBusy, Busy, Cancel, Ticket, context, to_door
+from argosy.fabric.peer import Ticket, context
 from argosy.fabric.segments import ours
 
 CANCEL_SIGNAL = signal.SIGRTMIN + 11
@@ -103,7 +105,7 @@ class Running:
 
 
 class Server:
-    """A rank's listening end. `loop` serves until `stop`; calls of one caller run in order."""
+    """A rank's listening end, for as long as the rank lives; calls of one caller run in order."""
 
     def __init__(self, path: Path, generation: int, actors: Actors) -> None:
         self.path, self.generation, self.actors = path, generation, actors
@@ -122,7 +124,7 @@ class Server:
         self._in_main = threading.current_thread() is threading.main_thread()
         if self._in_main:
             signal.signal(CANCEL_SIGNAL, self._interrupted)
-        self._door = listen(path.with_suffix(".door"))
+        self._door = listen(door_path(path))
         self._listener = listen(path)
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -144,21 +146,6 @@ class Server:
                 self._run(*self._queue.popleft())
                 if self._queue and time.monotonic() - began > _PATIENCE_S:
                     self._turn(0)  # A caller may have gone: what it wanted is then not done.
-
-    def stop(self) -> None:
-        """End the loop."""
-        self.stopped = True
-        self._wake.release()
-
-    def close(self) -> None:
-        """Close all that is open."""
-        for connection in list(self._links.values()):
-            self._drop(connection)
-        for sock in (self._listener, self._door):
-            sock.close()
-        for path in (self.path, self.path.with_suffix(".door")):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def want_threads(self) -> None:
         """From now on endpoints may run beside each other: read on a thread of its own."""
@@ -431,5 +418,9 @@ class Server:
         self._epoll.close()
 
 
+_chains = itertools.count(1)
+
+
 def _new_chain() -> int:
-    return int.from_bytes(os.urandom(6), "little") | 1
+    """A number that no other process of this host gives a chain."""
+    return os.getpid() << 32 | next(_chains)

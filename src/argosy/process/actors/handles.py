@@ -83,6 +83,7 @@ class Actors:
     ) -> None:
         self._grid, self._name, self._kind, self._options = grid, name, kind, options
         self._ranks, self._dims = tuple(ranks), dict(dims)
+        self._peers: list[Peer] | None = None
 
     def slice(self, **chosen: "int | slice") -> "Actors":
         """The actors at these coordinates: `workers.slice(dp=0)`."""
@@ -145,8 +146,9 @@ class Actors:
                 hint="mark it with @argosy.endpoint(idempotent=True)",
             )
         deadline = time.monotonic() + options.deadline_s if options.deadline_s is not None else 0.0
-        if context.deadline and (not deadline or context.deadline < deadline):
-            deadline = context.deadline  # What is done for a call must not outlast it.
+        outer = context.deadline
+        if outer and (not deadline or outer < deadline):
+            deadline = outer  # What is done for a call must not outlast it.
         try:
             parcel = Parcel((args, kwargs), len(self._ranks))
         except ConfigError as error:
@@ -157,8 +159,9 @@ class Actors:
             again = parcel if parcel.segment is None else Parcel((args, kwargs))
             return self._grid.peer(rank).call(again, self._name, method, deadline, options.reply)
 
-        peers = [self._grid.peer(rank) for rank in self._ranks]
-        tickets = [peer.call(parcel, self._name, method, deadline, options.reply) for peer in peers]
+        if self._peers is None:
+            self._peers = [self._grid.peer(rank) for rank in self._ranks]
+        tickets = [peer.call(parcel, self._name, method, deadline, options.reply) for peer in self._peers]
         return [
             Reply(rank, ticket, deadline, send, options.retry)
             for rank, ticket in zip(self._ranks, tickets, strict=True)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +18,8 @@ from argosy.observe import Flag, attached
 
 SPECS = "actors"
 """The folder with what each actor is built from: written before it is built, read again by later generations."""
+PATH = "ARGOSY_ACTORS_PATH"
+"""The variable with the import path of the mesh's owner."""
 PLAIN = ""
 """The actor that every rank has: it builds others and runs plain functions."""
 
@@ -105,10 +108,9 @@ class Housed:
         if method is None:
             raise ConfigError(f"no such endpoint of {type(actor).__name__}: {call.method!r}")
         result = method(*args, **kwargs)
-        if inspect.iscoroutine(result):
+        if type(result) is CoroutineType:
             result = self._await(result)
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            result.close() if inspect.isgenerator(result) else None
+        if type(result) in (GeneratorType, AsyncGeneratorType):
             raise ConfigError(
                 f"{type(actor).__name__}.{call.method} returns a generator, which cannot be sent",
                 hint="return a list, or one item per call",
@@ -166,7 +168,7 @@ def main() -> None:
     """Be a rank of a mesh."""
     place = here()
     assert place.socket is not None, "ranks of a mesh are started by Argosy"
-    sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1]))
+    sys.path[:] = os.environ.pop(PATH).split(os.pathsep)
     folder = run_folder(place.socket, place.run)
     housed = Housed(folder, place.rank.generation)
     housed_here(housed)

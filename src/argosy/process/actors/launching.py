@@ -13,6 +13,7 @@ import msgspec
 
 from argosy.core import ConfigError, PeerLost
 from argosy.fabric import Link, cache_dir
+from argosy.process.actors.host import PATH
 from argosy.process.host.messages import LaunchRun, ToClient, Welcome
 from argosy.process.imports.scan import TORCH, fingerprint, scan
 from argosy.process.rank.environment import seal_environment
@@ -44,11 +45,12 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
     if wanted.restart.policy == "group" and wanted.restart.along not in wanted.dims:
         raise ConfigError(f"no such dimension: {wanted.restart.along!r}", hint=f"it has {', '.join(wanted.dims)}")
     environment = {name: value for name, value in os.environ.items() if not _is_a_ranks_own(name)}
+    environment[PATH] = _path()
     mask = os.umask(0)
     os.umask(mask)
     directory = _directory(wanted)
     entries = [] if wanted.argv else preloads(wanted.preload)
-    target, args = (wanted.argv[0], list(wanted.argv[1:])) if wanted.argv else (HOST, [_path()])
+    target, args = (wanted.argv[0], list(wanted.argv[1:])) if wanted.argv else (HOST, [])
     flags = cast("list[str]", cast(Any, subprocess)._args_from_interpreter_flags())
     launch = Launch(
         name=directory.name,
@@ -116,9 +118,7 @@ def _is_a_ranks_own(name: str) -> bool:
 
 
 def _path() -> str:
-    import pickle
-
-    return pickle.dumps([os.getcwd() if entry == "" else os.path.abspath(entry) for entry in sys.path]).hex()
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 
 
 def _directory(wanted: Wanted) -> Path:

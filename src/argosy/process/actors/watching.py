@@ -134,6 +134,7 @@ class Watcher:
                     return
                 break
             except ArgosyError:
+                self._link.close()
                 time.sleep(0.02)
         reason = "the agent is gone"
         with contextlib.suppress(ArgosyError):

@@ -1,0 +1,93 @@
+"""Argosy: calls.   argosy_calls.py {one|gather|pipeline|actor|argument|result|mesh|lost|back} N"""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from timing import each, once, say
+
+import argosy
+
+MIB = 1 << 20
+
+
+class Worker:
+    def ping(self, x: Any) -> Any:
+        return x
+
+    def swallow(self, array: Any) -> int:
+        return len(array)
+
+    def make(self, size: int) -> Any:
+        if not hasattr(self, "made"):
+            self.made = np.ones(size, dtype=np.uint8)
+        return self.made
+
+    def relay(self, other: Any, count: int) -> list[float]:
+        return each(lambda: other.ping(1).get(), count)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def lost(mesh: argosy.Mesh, back: bool) -> list[float]:
+    workers, values = mesh.spawn(Worker), list[float]()
+    for _ in range(5):
+        pid = workers[1].pid().get()
+        waiting = workers[1].ping(1)
+        waiting.get()
+        began = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        try:
+            while True:
+                workers[1].ping(1).get()
+        except argosy.PeerLost:
+            if not back:
+                values.append(time.perf_counter() - began)
+        workers[1].ping(1).get()
+        if back:
+            values.append(time.perf_counter() - began)
+        time.sleep(0.2)
+    return values
+
+
+def main() -> None:
+    what, count = sys.argv[1], int(sys.argv[2])
+    ranks = {"gather": count, "mesh": count, "actor": 2, "lost": 4, "back": 4}.get(what, 1)
+    torch = ["torch"] if what in ("mesh", "back") else []
+    with argosy.local(show=False) as cluster:
+        began = time.perf_counter()
+        mesh = cluster.mesh(ranks=ranks, preload=torch, restart=argosy.Restart.rank(), name=f"bench-{os.getpid()}")
+        if what == "mesh":
+            mesh.run(os.getpid).gather()
+            say([time.perf_counter() - began])
+            return
+        if what in ("lost", "back"):
+            say(lost(mesh, what == "back"))
+            return
+        workers = mesh.spawn(Worker)
+        one = workers[0]
+        one.ping(1).get()
+        array = np.ones(256 * MIB, dtype=np.uint8)
+        match what:
+            case "one":
+                say(each(lambda: one.ping(1).get(), count))
+            case "gather":
+                say(each(lambda: workers.ping(1).gather(), 20))
+            case "pipeline":
+                for _ in range(2):
+                    values = once(lambda: [r.get() for r in [one.ping(i) for i in range(count)]], count)
+                say(values)
+            case "actor":
+                say(one.relay(workers[1], count).get())
+            case "argument":
+                say(each(lambda: one.swallow(array).get(), count))
+            case "result":
+                say(each(lambda: one.make(256 * MIB).get(), count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Monarch: calls.   monarch_calls.py {one|gather|pipeline|actor|argument|result} N"""
+
+import sys
+import time
+from typing import Any
+
+import torch
+from monarch.actor import Actor, endpoint, this_host
+from timing import each, once, say
+
+MIB = 1 << 20
+
+
+class Worker(Actor):
+    @endpoint
+    async def ping(self, x: Any) -> Any:
+        return x
+
+    @endpoint
+    async def swallow(self, array: Any) -> int:
+        return len(array)
+
+    @endpoint
+    async def make(self, size: int) -> Any:
+        return torch.ones(size, dtype=torch.uint8)
+
+    @endpoint
+    async def relay(self, other: Any, count: int) -> list[float]:
+        values: list[float] = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await other.ping.call_one(1)
+            values.append(time.perf_counter() - began)
+        return values
+
+
+def main() -> None:
+    what, count = sys.argv[1], int(sys.argv[2])
+    ranks = {"gather": count, "mesh": count, "actor": 2}.get(what, 1)
+    began = time.perf_counter()
+    procs = this_host().spawn_procs(per_host={"procs": ranks})
+    workers = procs.spawn("workers", Worker)
+    one = workers.slice(procs=0)
+    workers.ping.call(1).get()
+    if what == "mesh":
+        say([time.perf_counter() - began])
+    array = torch.ones(256 * MIB, dtype=torch.uint8)
+    match what:
+        case "one":
+            say(each(lambda: one.ping.call_one(1).get(), count))
+        case "gather":
+            say(each(lambda: workers.ping.call(1).get(), 20))
+        case "pipeline":
+            say(once(lambda: [f.get() for f in [one.ping.call_one(i) for i in range(count)]], count))
+        case "actor":
+            say(one.relay.call_one(workers.slice(procs=1), count).get())
+        case "argument":
+            say(each(lambda: one.swallow.call_one(array).get(), count))
+        case "result":
+            say(each(lambda: one.make.call_one(256 * MIB).get(), count))
+    procs.stop().get()
+
+
+if __name__ == "__main__":
+    main()
