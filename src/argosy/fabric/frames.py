@@ -109,15 +109,16 @@ class Parcel:
 class Frame:
     """One received message with its buffers."""
 
-    __slots__ = ("buffers", "message", "pickled")
+    __slots__ = ("buffers", "message", "pickled", "taken")
 
     def __init__(self, message: Envelope, pickled: bytes | memoryview, buffers: list[memoryview]) -> None:
         self.message, self.pickled, self.buffers = message, pickled, buffers
+        self.taken = False
 
     def take(self) -> object:
         """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
         pickled, buffers = self.pickled, self.buffers
-        self.pickled, self.buffers = b"", []
+        self.pickled, self.buffers, self.taken = b"", [], True
         return load(pickled, buffers)
 
 
@@ -163,12 +164,11 @@ class Reader:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.freed: deque[int] = deque()
-        self._head = bytearray(_READ_BYTES)
-        self._start = self._end = 0
+        self._rest = b""
+        """What came of a frame whose envelope is not whole."""
         self._fds: deque[int] = deque()
-        self._filling: tuple[Envelope, bytearray, int] | None = None
+        self._filling: tuple[Call | Reply, bytearray, int] | None = None
         """A frame whose envelope is here, its tail, and how much of that."""
-        self._wants_fd = False
 
     def read(self, sock: socket.socket) -> list[Frame] | None:
         """Read once, without waiting, and return the frames that are complete; None if the peer closed.
@@ -178,26 +178,37 @@ class Reader:
             OSError: the connection is gone.
             BadFrame: the bytes are no frames (F1).
         """
-        target = self._target()
-        count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
-        target.release()
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
-        if flags & _TRUNCATED:
-            raise BadFrame(f"descriptors from {self.peer} were truncated")
-        if count == 0:
-            return None
-        frames: list[Frame] = []
         if self._filling is not None:
-            message, tail, filled = self._filling
-            self._filling = (message, tail, filled + count)
-            if filled + count == len(tail):
-                frames.append(self._finish(message, tail))
-        else:
-            self._end += count
-        while self._filling is None and self._parse(frames):
-            pass
+            return self._fill(sock, *self._filling)
+        data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY, _RECEIVE)
+        if ancillary or flags & _TRUNCATED:
+            self._keep(ancillary, flags)
+        if not data:
+            return None
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        frames: list[Frame] = []
+        at, size = 0, len(data)
+        while size - at >= _HEADER.size:
+            magic, fds, length, tail = _HEADER.unpack_from(data, at)
+            if magic != _MAGIC or fds > _FDS_MAX or length > ENVELOPE_MAX or tail > TAIL_MAX:
+                raise BadFrame(f"{self.peer} sent bytes that are no frame")
+            end = at + _HEADER.size + length
+            if end > size:
+                break
+            try:
+                message = _decoder.decode(data[at + _HEADER.size : end])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
+            at = end
+            if isinstance(message, Hello):
+                frames.append(Frame(message, b"", []))
+            elif not message.body.sizes:
+                frames.append(Frame(message, message.body.pickled, []))
+            else:
+                at += self._begin_tail(message, fds, tail, data[at : at + tail], frames)
+        if at < size:
+            self._rest = data[at:]
         return frames
 
     def close(self) -> None:
@@ -205,60 +216,42 @@ class Reader:
         while self._fds:
             os.close(self._fds.popleft())
 
-    def _target(self) -> memoryview:
-        if self._filling is not None:
-            return memoryview(self._filling[1])[self._filling[2] :]
-        if self._end == len(self._head):
-            if self._start:
-                self._head[: self._end - self._start] = self._head[self._start : self._end]
-                self._start, self._end = 0, self._end - self._start
-            else:
-                self._head.extend(bytes(len(self._head)))
-        return memoryview(self._head)[self._end :]
+    def _keep(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        """Remember the descriptors that came along."""
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
+        if flags & _TRUNCATED:
+            raise BadFrame(f"descriptors from {self.peer} were truncated")
 
-    def _parse(self, frames: list[Frame]) -> bool:
-        """Take one frame off the buffer; False if there is no whole envelope."""
-        have = self._end - self._start
-        if have < _HEADER.size:
-            return False
-        magic, fds, size, tail_size = _HEADER.unpack_from(self._head, self._start)
-        if magic != _MAGIC or fds > _FDS_MAX or size > ENVELOPE_MAX or tail_size > TAIL_MAX:
-            raise BadFrame(f"{self.peer} sent bytes that are no frame")
-        end = self._start + _HEADER.size + size
-        if end > self._end:
-            return False
-        try:
-            message = _decoder.decode(memoryview(self._head)[self._start + _HEADER.size : end])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
-        self._start = end
-        if not isinstance(message, Hello) and message.body.sizes:
-            self._begin_tail(message, fds, tail_size, frames)
-        else:
-            frames.append(Frame(message, b"" if isinstance(message, Hello) else message.body.pickled, []))
-        if self._start == self._end:
-            self._start = self._end = 0
-            if len(self._head) > _READ_BYTES:
-                self._head = bytearray(_READ_BYTES)
-        return True
+    def _fill(self, sock: socket.socket, message: Call | Reply, tail: bytearray, filled: int) -> list[Frame] | None:
+        """Read what follows an envelope straight to where it belongs."""
+        with memoryview(tail)[filled:] as target:
+            count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
+        self._keep(ancillary, flags)
+        if count == 0:
+            return None
+        if filled + count == len(tail):
+            return [self._finish(message, tail)]
+        self._filling = (message, tail, filled + count)
+        return []
 
-    def _begin_tail(self, message: Call | Reply, fds: int, size: int, frames: list[Frame]) -> None:
+    def _begin_tail(self, message: Call | Reply, fds: int, size: int, here: bytes, frames: list[Frame]) -> int:
+        """Take what is `here` of the bytes that follow an envelope; returns how many these were."""
         body = message.body
         expected = sum(abs(each) for each in body.sizes if not (body.segment and each >= SEGMENT_MIN))
         if expected != size or fds != bool(body.segment) or len(self._fds) < fds:
             raise BadFrame(f"{self.peer} sent a frame whose parts do not add up")
         tail = bytearray(size)
-        here = min(size, self._end - self._start)
-        tail[:here] = self._head[self._start : self._start + here]
-        self._start += here
-        if here == size:
+        tail[: len(here)] = here
+        if len(here) == size:
             frames.append(self._finish(message, tail))
         else:
-            self._filling = (message, tail, here)
+            self._filling = (message, tail, len(here))
+        return len(here)
 
-    def _finish(self, message: Envelope, tail: bytearray) -> Frame:
+    def _finish(self, message: Call | Reply, tail: bytearray) -> Frame:
         self._filling = None
-        assert not isinstance(message, Hello)
         body, at, view = message.body, 0, memoryview(tail)
         pickled: bytes | memoryview = body.pickled
         buffers: list[memoryview] = []

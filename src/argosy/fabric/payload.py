@@ -69,7 +69,7 @@ def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
 
 def _is_plain(value: Any, depth: int) -> bool:
     """Whether plain pickle gives the same bytes: nothing in it could be a user's class or an array."""
-    kind = cast(type[object], type(value))
+    kind = cast("type[object]", type(value))
     if kind in _SCALARS:
         return True
     if depth == 0 or kind not in _CONTAINERS or len(value) > 16:

@@ -10,7 +10,7 @@ from typing import Any
 from argosy.core import ConfigError
 from argosy.fabric import dump, forget_peers
 from argosy.process.actors.events import Events, MeshEvent
-from argosy.process.actors.handles import Actors, Grid, Options, slice_ranks
+from argosy.process.actors.handles import PLAINLY, Actors, Grid, slice_ranks
 from argosy.process.actors.host import PLAIN, write_spec
 from argosy.process.actors.launching import GRACE_S, Wanted
 from argosy.process.actors.programs import Found, Program, Service, check_name, find, program_of, publish
@@ -62,7 +62,7 @@ class Mesh:
         pickled, _ = dump((kind, args, kwargs), in_band=True)
         write_spec(Path(self._grid.folder), name, pickled, self._ranks)
         self._plain().build(name).gather()
-        return Actors(self._grid, name, kind, self._ranks, self.dims, Options())
+        return Actors(self._grid, name, kind, self._ranks, self.dims, PLAINLY)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Replies[Any]:
         """Call a plain function on every rank."""
@@ -70,7 +70,7 @@ class Mesh:
 
     def actors(self, name: str) -> Actors:
         """What the ranks serve under a name (see `argosy.serve`)."""
-        return Actors(self._grid, name, None, self._ranks, self.dims, Options())
+        return Actors(self._grid, name, None, self._ranks, self.dims, PLAINLY)
 
     # --- programs and services
 
@@ -134,7 +134,7 @@ class Mesh:
         return self._watcher
 
     def _plain(self) -> Actors:
-        return Actors(self._grid, PLAIN, None, self._ranks, self.dims, Options())
+        return Actors(self._grid, PLAIN, None, self._ranks, self.dims, PLAINLY)
 
     def __len__(self) -> int:
         return len(self._ranks)

@@ -18,7 +18,11 @@ Resend = Callable[[int], Ticket]
 class Reply(Generic[T]):
     """The reply of one rank to one call."""
 
-    def __init__(self, rank: int, ticket: Ticket, deadline: float, resend: Resend, retries: int) -> None:
+    __slots__ = ("_began", "_deadline", "_resend", "_retries", "_ticket", "_value", "rank")
+
+    def __init__(
+        self, rank: int, ticket: Ticket, deadline: float, resend: Resend | None = None, retries: int = 0
+    ) -> None:
         self.rank = rank
         self._ticket, self._deadline, self._resend, self._retries = ticket, deadline, resend, retries
         self._began = time.monotonic()
@@ -33,8 +37,9 @@ class Reply(Generic[T]):
         """
         until = 0.0 if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._wait(until)
-            if self._retries and isinstance(self._ticket.error, PeerLost):
+            if not self._ticket.done:
+                self._wait(until)
+            if self._retries and self._resend is not None and isinstance(self._ticket.error, PeerLost):
                 self._retries -= 1
                 self._ticket = self._resend(self.rank)
                 continue
@@ -60,7 +65,7 @@ class Reply(Generic[T]):
         ticket, deadline = self._ticket, self._deadline
         first = min(until or deadline, deadline or until)
         try:
-            if ticket.done or ticket.peer.wait(ticket, first):
+            if ticket.peer.wait(ticket, first):
                 return
         except BaseException:  # An interrupt: nobody waits any more, so nobody shall work for it.
             self.cancel()
@@ -108,14 +113,14 @@ class Reply(Generic[T]):
             raise ticket.error
         frame = ticket.frame
         assert frame is not None
-        message = cast(ReplyFrame, frame.message)
-        if message.kind == LATE:
+        kind = cast(ReplyFrame, frame.message).kind
+        if kind == LATE:
             raise DeadlinePassed(f"the turn of a call to {ticket.peer.name}", self._deadline - self._began)
-        if message.kind == CANCELLED:
+        if kind == CANCELLED:
             raise ArgosyError(f"the call to {ticket.peer.name} was cancelled")
-        if not hasattr(self, "_value"):
+        if not frame.taken:
             self._value = frame.take()
-        if message.kind == RAISED:
+        if kind == RAISED:
             raise rebuild(cast(Failure, self._value), ticket.peer.name)
         return cast(T, self._value)
 
