@@ -42,12 +42,14 @@ class Notebook:
     def cell(self, code: str, interrupt_at: str = "") -> str:
         """Run a cell; returns what it showed. When that holds `interrupt_at`, the kernel is interrupted."""
         shown: list[str] = []
+        interrupts = [interrupt_at] if interrupt_at else []
 
         def hear(message: dict[str, Any]) -> None:
             content = message["content"]
             shown.append(content.get("text", "") + "\n".join(content.get("traceback", [])))
             shown.append(content.get("data", {}).get("text/plain", ""))
-            if interrupt_at and interrupt_at in "".join(shown):
+            if interrupts and interrupts[0] in "".join(shown):
+                interrupts.clear()
                 self.manager.interrupt_kernel()
 
         self.client.execute_interactive(code, timeout=60, output_hook=hear)
@@ -92,7 +94,7 @@ def sail(notebook: Notebook) -> None:
     assert found, shown
     pids = [int(found[1]), int(found[2])]
     assert "a word from a rank" in notebook.cell("workers.say().gather(); time.sleep(1)")
-    interrupted = notebook.cell("print('calling'); workers[0].sleep().get()", interrupt_at="calling")
+    interrupted = notebook.cell("print('calling'); workers[0].sleep().get()", interrupt_at="to sleep")
     assert "KeyboardInterrupt" in interrupted
     assert str(pids[0]) in notebook.cell("workers[0].pid().get()")
     replaced = notebook.cell(
