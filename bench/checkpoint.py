@@ -21,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 from harness import Contender, Goal, Options, Row, run_benches
 
 from argosy.checkpoint import KeepLast, Saver, restore
+from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import shares
 from argosy.checkpoint.files import aligned, open_direct
-from argosy.checkpoint.arena import Arena
 from argosy.transfer import Copy, Member, Split, Spot, State, Tensor, Unit, copy_boxes, reshard, sharded, whole
 
 BLOCK = 8 << 20

@@ -1,12 +1,16 @@
-"""Monarch: calls.   monarch_calls.py {one|gather|pipeline|actor|argument|result} N"""
+"""Monarch: calls.   monarch_calls.py {one|busy|gather|pipeline|actor|argument|result|mesh|lost} N"""
 
+import os
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
+import monarch.actor
 import torch
 from monarch.actor import Actor, endpoint, this_host
-from timing import each, once, say
+from timing import each, once, say, spin
 
 MIB = 1 << 20
 
@@ -22,7 +26,17 @@ class Worker(Actor):
 
     @endpoint
     async def make(self, size: int) -> Any:
-        return torch.ones(size, dtype=torch.uint8)
+        if not hasattr(self, "made"):
+            self.made = torch.ones(size, dtype=torch.uint8)
+        return self.made
+
+    @endpoint
+    async def spin(self) -> None:
+        threading.Thread(target=spin, daemon=True).start()
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     async def relay(self, other: Any, count: int) -> list[float]:
@@ -34,9 +48,24 @@ class Worker(Actor):
         return values
 
 
+def lost(one: Any) -> list[float]:
+    monarch.actor.unhandled_fault_hook = lambda _fault: None  # Else it ends this process, too.
+    pid = one.pid.call_one().get()
+    time.sleep(0.5)
+    began = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    try:
+        one.ping.call_one(1).get(timeout=60)
+    except TimeoutError:
+        return []
+    except Exception:
+        return [time.perf_counter() - began]
+    return []
+
+
 def main() -> None:
     what, count = sys.argv[1], int(sys.argv[2])
-    ranks = {"gather": count, "mesh": count, "actor": 2}.get(what, 1)
+    ranks = {"gather": count, "mesh": count, "actor": 2, "lost": 4}.get(what, 1)
     began = time.perf_counter()
     procs = this_host().spawn_procs(per_host={"procs": ranks})
     workers = procs.spawn("workers", Worker)
@@ -44,9 +73,15 @@ def main() -> None:
     workers.ping.call(1).get()
     if what == "mesh":
         say([time.perf_counter() - began])
+    if what == "lost":
+        say(lost(one))
+        os._exit(0)
     array = torch.ones(256 * MIB, dtype=torch.uint8)
     match what:
         case "one":
+            say(each(lambda: one.ping.call_one(1).get(), count))
+        case "busy":
+            one.spin.call_one().get()
             say(each(lambda: one.ping.call_one(1).get(), count))
         case "gather":
             say(each(lambda: workers.ping.call(1).get(), 20))

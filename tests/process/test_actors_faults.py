@@ -264,3 +264,25 @@ def test_killing_the_agent_touches_no_call(cluster: Cluster, worker):
     pid = worker.pid().get()
     os.kill(pid, signal.SIGKILL)
     assert worker.options(deadline_s=60, retry=3).pid().get() != pid
+
+
+def test_who_stopped_a_mesh_is_told(cluster: Cluster):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    waiting = mesh.spawn(Worker)[0].sleep(600)
+    words = [sys.executable, "-m", "argosy", "stop", mesh.name]
+    assert subprocess.run(words, capture_output=True, timeout=60).returncode == 0
+    with pytest.raises(PeerLost, match="stopped by argosy stop"):
+        waiting.get()
+
+
+def test_who_floods_a_slow_rank_waits_and_a_deadline_names_who_is_slow(worker):
+    slow, calls = worker.sleep(600), []
+    flood = threading.Thread(target=lambda: calls.extend(worker.square(x) for x in range(6000)))
+    flood.start()
+    for _ in range(3):
+        with pytest.raises(DeadlinePassed) as caught:
+            worker.options(deadline_s=0.3).square(2).get()
+        assert ".sleep for" in caught.value.hint
+    slow.cancel()
+    flood.join(60)
+    assert [call.get() for call in calls] == [x * x for x in range(6000)]

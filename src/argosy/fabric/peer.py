@@ -96,23 +96,26 @@ class Peer:
     def call(self, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> Ticket:
         """Send a call; its outcome is the ticket's, also if it could not even be sent."""
         ticket = Ticket(self)
+        # Another thread may be sending to a rank that does not read.
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
+            ticket.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=self.busy()))
+            return ticket
         try:
-            with self._lock:
-                while True:
-                    while not self._begin(ticket, deadline):
-                        pass
-                    if ticket.done:
-                        break
-                    number, generation, freed = ticket.number, self.caller.generation, self._freed()
-                    body, chain = parcel.body, context.chain
-                    if self._send(
-                        Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel
-                    ):
-                        break
-                if not wanted:
-                    self.caller.give_up(ticket.number)
+            while True:
+                while not self._begin(ticket, deadline):
+                    pass
+                if ticket.done:
+                    break
+                number, generation, freed = ticket.number, self.caller.generation, self._freed()
+                body, chain = parcel.body, context.chain
+                if self._send(Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel):
+                    break
+            if not wanted:
+                self.caller.give_up(ticket.number)
         except ArgosyError as error:
             ticket.settle(None, error)
+        finally:
+            self._lock.release()
         return ticket
 
     def _begin(self, ticket: Ticket, deadline: float) -> bool:
@@ -165,9 +168,8 @@ class Peer:
 
     def cancel(self, ticket: Ticket, error: ArgosyError) -> bool:
         """Give a call up, and tell the callee; False if it was settled before."""
-        with self._lock:
-            link, found = self._link, self.caller.give_up(ticket.number)
-        if found is not ticket:
+        link = self._link  # Without the lock: whoever holds it may wait for this very call.
+        if self.caller.give_up(ticket.number) is not ticket:
             return False
         ticket.settle(None, error)
         tell_cancel(self.path, link, ticket.number)
@@ -209,8 +211,7 @@ class Peer:
 
     def close(self) -> None:
         """End the link; calls in flight are lost."""
-        with self._lock:
-            self._lose(self.sock, "this process closed the link")
+        self._lose(self.sock, "this process closed the link")
 
     def forget(self) -> None:
         """In a forked child: the link is the parent's."""
