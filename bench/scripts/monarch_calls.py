@@ -93,7 +93,7 @@ def main() -> None:
             say(each(lambda: one.swallow.call_one(array).get(), count))
         case "result":
             say(each(lambda: one.make.call_one(256 * MIB).get(), count))
-    procs.stop().get()
+    os._exit(0)  # Its own end fails now and then, and is not measured; the bench sweeps up.
 
 
 if __name__ == "__main__":
