@@ -8,9 +8,8 @@ import time
 from typing import Any
 
 import monarch.actor
-import torch
 from monarch.actor import Actor, endpoint, this_host
-from timing import each, once, say, spin
+from timing import each, once, say
 
 MIB = 1 << 20
 
@@ -26,13 +25,25 @@ class Worker(Actor):
 
     @endpoint
     async def make(self, size: int) -> Any:
+        import torch
+
         if not hasattr(self, "made"):
             self.made = torch.ones(size, dtype=torch.uint8)
         return self.made
 
     @endpoint
     async def spin(self) -> None:
-        threading.Thread(target=spin, daemon=True).start()
+        def compute() -> None:  # Its processes do not find modules beside the script.
+            while True:
+                sum(range(1000))
+
+        threading.Thread(target=compute, daemon=True).start()
+
+    @endpoint
+    async def load(self) -> None:
+        import torch
+
+        assert torch.ones(1).item() == 1.0
 
     @endpoint
     async def pid(self) -> int:
@@ -72,11 +83,11 @@ def main() -> None:
     one = workers.slice(procs=0)
     workers.ping.call(1).get()
     if what == "mesh":
+        workers.load.call().get()
         say([time.perf_counter() - began])
     if what == "lost":
         say(lost(one))
         os._exit(0)
-    array = torch.ones(256 * MIB, dtype=torch.uint8)
     match what:
         case "one":
             say(each(lambda: one.ping.call_one(1).get(), count))
@@ -90,6 +101,9 @@ def main() -> None:
         case "actor":
             say(one.relay.call_one(workers.slice(procs=1), count).get())
         case "argument":
+            import torch
+
+            array = torch.ones(256 * MIB, dtype=torch.uint8)
             say(each(lambda: one.swallow.call_one(array).get(), count))
         case "result":
             say(each(lambda: one.make.call_one(256 * MIB).get(), count))
