@@ -4,6 +4,7 @@ One fresh interpreter imports torch, installs the hooks and forks the ranks, as 
 hook leaks into the process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist`, `form()`.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,10 +79,9 @@ class Ranks:
         """Return what the pages say now, of the ranks that have one."""
         found: dict[int, Progress] = {}
         for rank in range(self.size):
-            path = self.directory / f"page{rank}"
-            progress = Page.open(path).read() if path.exists() else None
-            if progress is not None:
-                found[rank] = progress
+            with contextlib.suppress(OSError):  # Not there yet, or just being made.
+                if (progress := Page.open(self.directory / f"page{rank}").read()) is not None:
+                    found[rank] = progress
         return found
 
     def until(self, fact: Callable[[dict[int, Progress]], bool]) -> dict[int, Progress]:

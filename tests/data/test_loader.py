@@ -171,6 +171,30 @@ def test_an_empty_source_and_one_without_length_are_refused():
         Loader(iter([1]), 4)
 
 
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"batch": 2.0}, "batch is a whole number"),
+        ({"seed": None}, "seed is a whole number"),
+        ({"epochs": 0}, "epochs are at least 1"),
+        ({"shuffle": True}, "Shuffle.full()"),
+        ({"workers": "2"}, "workers are a number"),
+        ({"source": "train.bin"}, "not the name of a file"),
+        ({"source": {"a": 1}}, "not by keys"),
+    ],
+)
+def test_what_the_loader_cannot_take_is_said_at_once(how: dict[str, Any], match: str):
+    with pytest.raises(ConfigError, match=match):
+        Loader(**{"source": Numbers(5), "batch": 2, **how})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tensor_is_a_source(workers: int):
+    """It has methods `gather` and `where`, which are not ours."""
+    with Loader(torch.arange(12).view(6, 2), 2, epochs=1, workers=workers) as loader:
+        assert sorted(torch.cat(list(loader))[:, 0].tolist()) == [0, 2, 4, 6, 8, 10]
+
+
 def test_a_sample_that_raises_is_named_with_its_line():
     with pytest.raises(SampleError) as caught:
         everything(Loader(Numbers(10, frozenset({4})), 5, epochs=1))

@@ -142,6 +142,19 @@ def test_b1_batches_that_are_kept_are_not_overwritten():
     assert [int(batch["big"][0, 0, 0]) for batch in kept] == order
 
 
+class Halves(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"half": torch.full((3,), index, dtype=torch.bfloat16), "one": torch.tensor(index, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_that_numpy_does_not_know_come_as_they_are(workers: int):
+    with Loader(Halves(8), 4, epochs=1, workers=workers) as loader:
+        for batch in loader:
+            assert batch["half"].dtype == batch["one"].dtype == torch.bfloat16
+            assert batch["half"][:, 0].tolist() == batch["one"].tolist() == loader.handed.ids
+
+
 def test_p2_slabs_are_used_again_when_batches_are_dropped():
     with Loader(Big(24), 2, 1, workers=Processes(1, ahead=2)) as loader:
         for _, batch in zip(range(100), loader, strict=False):
@@ -180,6 +193,20 @@ def test_nothing_is_left_of_a_closed_or_forgotten_loader():
         gc.collect()
         assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
     assert open_files() == before
+
+
+def test_a_loader_that_is_used_after_its_end_can_be_closed_again():
+    loader = Loader(Numbers(8), 4, epochs=1, workers=1)
+    first = list(loader)
+    loader.close()
+    assert list(loader) == []
+    loader.rewind()
+    again = list(loader)
+    assert all(torch.equal(left[1], right[1]) for left, right in zip(first, again, strict=True))
+    processes = [psutil.Process(pid) for pid in crew_of(loader).pids]
+    loader.close()
+    loader.close()
+    assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
 
 
 ORPHANING = """

@@ -44,6 +44,10 @@ def test_token_files_give_nanogpts_pairs(tmp_path: Path, dtype: Any, workers: in
 def test_token_files_that_are_none_are_named(tmp_path: Path):
     with pytest.raises(Unreadable, match=r"nowhere\.bin"):
         Tokens(tmp_path / "nowhere.bin", 8)
+    with pytest.raises(Unreadable, match="directory"):
+        Tokens(tmp_path, 8)
+    with pytest.raises(ConfigError, match="integers"):
+        Tokens(tmp_path / "nowhere.bin", 8, dtype=np.float32)
     (tmp_path / "odd.bin").write_bytes(b"abc")
     with pytest.raises(Unreadable, match="no whole number"):
         Tokens(tmp_path / "odd.bin", 8)

@@ -1,6 +1,7 @@
 """Samples in, one batch out: as torch's default_collate, but arrays are written where they are wanted."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -33,6 +34,10 @@ def stack(samples: Sequence[Any], empty: Empty = in_heap) -> Any:
     first = samples[0]
     if _is_array(first):
         return _stack_arrays([_as_array(sample) for sample in samples], empty)
+    if _is_tensor(first):
+        import torch
+
+        return torch.stack(cast("list[torch.Tensor]", list(samples)))
     if isinstance(first, bool | int | float | np.generic):
         values = np.asarray(samples)
         result = empty(values.shape, values.dtype)
@@ -127,7 +132,7 @@ class Stack:
 
 
 def _form(sample: Any) -> Any:
-    return type(sample), tuple(sample) if isinstance(sample, dict) else len(sample)
+    return type(sample), tuple(cast("dict[Any, Any]", sample)) if isinstance(sample, dict) else len(sample)
 
 
 def _values(sample: Any) -> Any:
@@ -162,11 +167,27 @@ def _stack_arrays(arrays: list[Array], empty: Empty) -> Array:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or _is_tensor(value)
+    return isinstance(value, np.ndarray) or (_is_tensor(value) and numpy_knows(value))
 
 
 def _is_tensor(value: Any) -> bool:
     return type(value).__module__.startswith("torch") and hasattr(value, "untyped_storage")
+
+
+def numpy_knows(tensor: Any) -> bool:
+    """Whether a tensor can be an array: numpy has no bfloat16, and nothing sparse."""
+    return _has_array(tensor.dtype) and str(tensor.layout) == "torch.strided"
+
+
+@cache
+def _has_array(dtype: Any) -> bool:
+    import torch
+
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _as_array(value: Any) -> Array:

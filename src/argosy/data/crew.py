@@ -15,7 +15,7 @@ from argosy.core import ConfigError
 from argosy.data.errors import WorkerLost
 from argosy.data.fill import Filled, Recipe, fill
 from argosy.data.keyed import undisturbed
-from argosy.data.plan import Plan, hint_of
+from argosy.data.plan import Plan, hint_of, offers
 from argosy.data.pool import Pool, keep_heap
 
 
@@ -68,7 +68,7 @@ class Inline:
         sources: list[Any] = getattr(recipe.reader, "sources", [None])
         self._pool = Pool()
         keep_heap()
-        self._calls_user_code = not all(hasattr(source, "gather") for source in sources)
+        self._calls_user_code = not all(offers(source, "gather") for source in sources)
 
     def get(self, ticket: Ticket, ahead: Sequence[Ticket]) -> Filled:
         rows = self._plan.rows(*ticket)

@@ -3,6 +3,7 @@
 M1  What a batch holds depends on its rows, the seed and the source alone, not on who makes it or when.
 """
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ def fill(
         try:
             batch = reader.gather(rows, empty)
         except Exception as error:
-            raise _sample_error(
+            raise sample_error(
                 f"{reader.where(rows, 0)} or one of the {reader.count(rows) - 1} after it", error
             ) from error
         if batch is not None:
@@ -102,7 +103,7 @@ def fill(
         except Exception as error:
             where = reader.where(rows, number)
             if recipe.skip is None or not isinstance(error, recipe.skip.errors):
-                raise _sample_error(where, error) from error
+                raise sample_error(where, error) from error
             skipped.append(Skipped(reader.identity(rows, number), where, _describe(error)))
             continue
         take(sample)
@@ -115,7 +116,7 @@ def fill(
     return Filled(made, rows, skipped, report(rows) if report is not None else None)
 
 
-def _sample_error(where: str, error: Exception) -> SampleError:
+def sample_error(where: str, error: Exception) -> SampleError:
     return SampleError(where, _describe(error), hint="pass skip=Skip(limit=...) to leave such samples out")
 
 
@@ -124,6 +125,6 @@ def _describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     text = f"{type(error).__name__}: {error}"
     last = frames[-1] if frames else None
-    if last is None or last.filename == __file__:
+    if last is None or os.path.dirname(last.filename) == os.path.dirname(__file__):
         return text
     return f"{text} (in {last.name}, {last.filename}:{last.lineno})"

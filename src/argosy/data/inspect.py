@@ -18,11 +18,15 @@ import numpy as np
 
 from argosy.core import ArgosyError, ConfigError
 from argosy.data.collate import Array, in_heap, stack
+from argosy.data.fill import sample_error
 from argosy.data.jsonl import Jsonl
 from argosy.data.loader import Loader
 from argosy.data.order import Shuffle
+from argosy.data.packing import Pack
 from argosy.data.parquet import Parquet
-from argosy.data.plan import MapPlan, length_of
+from argosy.data.plan import Mix, Reader, Rows, length_of
+from argosy.data.planning import plan_of
+from argosy.data.shards import Shards
 from argosy.data.tokens import Tokens
 
 
@@ -66,14 +70,14 @@ def find_source(name: str, length: int, dtype: str) -> Any:
 
 def measure(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> Spent:
     """Load batches in this process for a while, and time each part of it."""
-    plan = MapPlan(source, shuffle, 0)
+    plan = plan_of(source, shuffle, 0)
     reader, spent, position = plan.reader(), Spent(), 0
     while spent.total_s < seconds:
         times = [time.perf_counter()]
         rows = plan.rows(position, batch)
         times.append(time.perf_counter())
         made = reader.gather(rows, in_heap)
-        samples = None if made is not None else [reader.one(rows, number) for number in range(batch)]
+        samples = None if made is not None else [_one(reader, rows, number) for number in range(reader.count(rows))]
         times.append(time.perf_counter())
         made = made if samples is None else stack(samples)
         times.append(time.perf_counter())
@@ -83,6 +87,13 @@ def measure(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> Spent:
         spent.bytes += size_of(made)
         position += batch
     return spent
+
+
+def _one(reader: Reader, rows: Rows, number: int) -> Any:
+    try:
+        return reader.one(rows, number)
+    except Exception as error:
+        raise sample_error(reader.where(rows, number), error) from error
 
 
 def size_of(thing: Any) -> int:
@@ -98,36 +109,61 @@ def size_of(thing: Any) -> int:
 
 def report(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> list[tuple[str, str]]:
     """What there is to say, as pairs of name and value."""
-    count = length_of(source)
     loader = Loader(source, batch, shuffle=shuffle)
-    preview = MapPlan(source, shuffle, 0).rows(0, min(8, count))[:, 2].tolist()
+    plan = plan_of(source, shuffle, 0)
+    reader, rows = plan.reader(), plan.rows(0, 8)
+    first = [reader.identity(rows, number) for number in range(min(8, reader.count(rows)))]
+    preview = [f"{each.source}:{each.index}" if isinstance(source, Mix) else str(each.index) for each in first]
     spent = measure(source, shuffle, batch, seconds)
     mega = spent.bytes / 1e6
     parts = [("order", spent.order_s), ("read", spent.read_s), ("collate", spent.collate_s)]
     lines = [
         ("source", type(source).__name__),
-        ("samples", f"{count:,}"),
+        ("samples", length_in_words(source)),
         ("bytes per sample", f"{spent.bytes / spent.samples:,.0f} when loaded"),
-        ("order", f"epoch 0 begins {', '.join(map(str, preview))}"),
-        ("first sample", str(source.where(preview[0])) if hasattr(source, "where") else f"index {preview[0]}"),
+        ("order", f"begins {', '.join(preview)}"),
+        ("first sample", reader.where(rows, 0)),
         ("state", f"{len(json.dumps(loader.state_dict()))} bytes"),
         ("read rate", f"{spent.samples / spent.total_s:,.0f} samples/s, {mega / spent.total_s:,.1f} MB/s, one process"),
         ("time goes to", ", ".join(f"{name} {share / spent.total_s:.0%}" for name, share in parts)),
     ]
     if isinstance(source, Parquet):
         lines.insert(2, ("row groups", f"up to {source.rows_per_group:,} rows: the block size to shuffle by"))
+        if shuffle == Shuffle.full():
+            advice = f"a full shuffle reads a row group per sample: use Shuffle.blocks({source.rows_per_group}, 4)"
+            lines.append(("advice", advice))
     return lines
+
+
+def length_in_words(source: Any) -> str:
+    """How much there is of it, as far as it can be known."""
+    if isinstance(source, Mix):
+        return " + ".join(length_in_words(each) for each in source.sources)
+    if isinstance(source, Shards):
+        return f"unknown: an iterable in {source.shards} shards"
+    if isinstance(source, Pack):
+        tokens = int(source.lengths.sum())
+        return f"{len(source.lengths):,} sequences, {tokens:,} tokens in rows of {source.length:,}"
+    return f"{length_of(source):,}"
 
 
 @click.command()
 @click.argument("source")
-@click.option("--batch", default=64, show_default=True, help="Samples per batch.")
-@click.option("--length", default=1024, show_default=True, help="Tokens per sample of a .bin file.")
-@click.option("--dtype", default="uint16", show_default=True, help="Tokens of a .bin file: uint16 or uint32.")
+@click.option("--batch", default=64, type=click.IntRange(min=1), show_default=True, help="Samples per batch.")
+@click.option(
+    "--length", default=1024, type=click.IntRange(min=1), show_default=True, help="Tokens per sample of a .bin file."
+)
+@click.option(
+    "--dtype",
+    default="uint16",
+    type=click.Choice(["uint16", "uint32"]),
+    show_default=True,
+    help="Tokens of a .bin file.",
+)
 @click.option(
     "--shuffle", type=click.Choice(["full", "none", "blocks"]), help="Default: blocks for Parquet, else full."
 )
-@click.option("--seconds", default=2.0, show_default=True, help="How long to read.")
+@click.option("--seconds", default=2.0, type=click.FloatRange(min=0.01), show_default=True, help="How long to read.")
 def main(source: str, batch: int, length: int, dtype: str, shuffle: str | None, seconds: float) -> None:
     """Say how long SOURCE is, in which order it comes, and how fast it is read."""
     try:

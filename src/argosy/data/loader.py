@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -102,6 +102,7 @@ class Loader:
         skip: Skip | None = None,
         resized: bool = False,
     ) -> None:
+        _check(batch, micro, seed, epochs, shuffle, workers)
         self.batch, self.micro, self.seed, self._resized = batch, micro, seed, resized
         self._plan: Plan = plan_of(source, shuffle or Shuffle.full(), seed)
         self._epochs = epochs
@@ -119,7 +120,7 @@ class Loader:
         self.handed: Handed | None = None
         self._reports: dict[Ticket, Filled] = {}
         self._held = _Held()
-        self.close = weakref.finalize(self, self._held.close)
+        weakref.finalize(self, self._held.close)  # A loader that is forgotten is closed too.
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -152,6 +153,15 @@ class Loader:
         self._reports.clear()
         self.cursor += self._count(self.cursor)
         self.step += 1
+
+    def rewind(self) -> None:
+        """Begin again at the first sample: an evaluation goes through the same samples each time."""
+        self._reports.clear()
+        self.cursor = self.step = 0
+
+    def close(self) -> None:
+        """End the workers; they come again if the loader is used again."""
+        self._held.close()
 
     @property
     def exhausted(self) -> bool:
@@ -186,7 +196,7 @@ class Loader:
         Raises:
             SourceChanged: the order would be another one; the loader is as before.
         """
-        if state.get("format") != FORMAT:
+        if not isinstance(cast(Any, state), dict) or state.get("format") != FORMAT:
             raise SourceChanged(f"this is no state of a loader, or of another version: {str(state)[:200]}")
         self._plan.restore(state, state["cursor"], resize=self._resized)
         self._reports.clear()
@@ -226,7 +236,7 @@ class Loader:
         return as_tensors(filled.batch, sys.modules.get("torch"))
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Generator[None]:
         """The training waits for data: seen on its page, recorded as a span, counted here."""
         page, began = attached(), time.perf_counter()
         page.enter(Doing.DATA)
@@ -261,6 +271,19 @@ class Loader:
                 return ThreadCrew(self._plan, self._recipe, self._workers)
             case _:
                 return Inline(self._plan, self._recipe)
+
+
+def _check(batch: Any, micro: Any, seed: Any, epochs: Any, shuffle: Any, workers: Any) -> None:
+    """Refuse what torch's loader would take, or nobody would, before it goes wrong further in."""
+    for name, value in (("batch", batch), ("micro", 1 if micro is None else micro), ("seed", seed)):
+        if not isinstance(value, int):
+            raise ConfigError(f"{name} is a whole number: {value!r}")
+    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+        raise ConfigError(f"epochs are at least 1, or None for no end: {epochs!r}")
+    if shuffle is not None and not isinstance(shuffle, Shuffle):
+        raise ConfigError(f"shuffle is Shuffle.full(), .blocks(size, window) or .none(): {shuffle!r}")
+    if not isinstance(workers, int | Processes | Threads) or isinstance(workers, bool):
+        raise ConfigError(f"workers are a number, Processes(...) or Threads(...): {workers!r}")
 
 
 def _my_place() -> tuple[int, int]:

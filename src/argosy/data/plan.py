@@ -4,7 +4,9 @@ A plan lives in the loader and is pure; its reader lives where samples are made 
 matters: a row may be read by anybody, any number of times.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -21,7 +23,8 @@ from argosy.data.permute import Permutation, derive_key
 Rows = NDArray[np.int64]
 """One row or more per sample; the columns are the plan's own, and its reader knows them."""
 State = dict[str, Any]
-CHUNK = 4096
+CHUNK, CHUNK_MIN = 4096, 64
+_LIBRARIES = {"jax", "numpy", "pandas", "polars", "pyarrow", "torch", "xarray"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,27 +72,45 @@ def hint_of(plan: Plan, rows: Rows) -> Any:
     return None if hint is None else hint(rows)
 
 
+class Chunks:
+    """Rows made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
+
+    def __init__(self, make: Callable[[int, int], Rows], size: int) -> None:
+        self._make, self._size = make, size
+        self._kept: dict[int, Rows] = {}
+
+    def rows(self, start: int, count: int) -> Rows:
+        size = self._size
+        first, last = start // size, (start + count - 1) // size
+        chunks = [self._chunk(number) for number in range(first, last + 1)]
+        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        return whole[start - first * size : start - first * size + count]
+
+    def _chunk(self, number: int) -> Rows:
+        if number not in self._kept:
+            rows = self._make(number * self._size, self._size)
+            self._kept = {number: rows, **dict(list(self._kept.items())[:1])}
+        return self._kept[number]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
 class MapPlan:
     """One source with a length."""
 
     def __init__(self, source: Any, shuffle: Shuffle, seed: int) -> None:
         self.source = source
         self.order = Order(length_of(source), shuffle, seed)
-        self._chunks: dict[int, Rows] = {}
+        # Each epoch costs calls of its own: those of a tiny source are not made by the thousand.
+        self._chunks = Chunks(self._make_rows, min(CHUNK, max(CHUNK_MIN, self.order.length)))
 
     def rows(self, start: int, count: int) -> Rows:
-        first, last = start // CHUNK, (start + count - 1) // CHUNK
-        chunks = [self._chunk(number) for number in range(first, last + 1)]
-        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-        return whole[start - first * CHUNK : start - first * CHUNK + count]
+        return self._chunks.rows(start, count)
 
-    def _chunk(self, number: int) -> Rows:
-        """Rows are made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
-        if number not in self._chunks:
-            epochs, indices = self.order.at(np.arange(number * CHUNK, (number + 1) * CHUNK))
-            rows = np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
-            self._chunks = {number: rows, **dict(list(self._chunks.items())[:1])}
-        return self._chunks[number]
+    def _make_rows(self, start: int, count: int) -> Rows:
+        epochs, indices = self.order.at(np.arange(start, start + count))
+        return np.stack([np.zeros_like(epochs), epochs, indices], axis=1)
 
     def end(self, epochs: int) -> int:
         return self.order.end_of(epochs)
@@ -125,8 +146,13 @@ class MixPlan:
         ]
         self.quotas = quotas(mix.weights, self.BLOCK)
         self._pattern = lru_cache(maxsize=16)(self._draw_pattern)
+        shortest = min(order.length for order in self.orders)
+        self._chunks = Chunks(self._make_rows, min(CHUNK, max(CHUNK_MIN, shortest)))
 
     def rows(self, start: int, count: int) -> Rows:
+        return self._chunks.rows(start, count)
+
+    def _make_rows(self, start: int, count: int) -> Rows:
         result = np.empty((count, 3), np.int64)
         positions = np.arange(start, start + count)
         blocks, offsets = np.divmod(positions, self.BLOCK)
@@ -172,10 +198,11 @@ class MixPlan:
             sources, _ = self._pattern(position // self.BLOCK)
             turns += int((sources[: position % self.BLOCK] == number).sum())
             restore_order(order, saved, turns, resize=resize)
+        self._chunks.clear()
 
 
 class Mix:
-    """Sources with weights, for a Loader: `Mix({code: 3, text: 1})` or `Mix([code, text], [3, 1])`."""
+    """Sources with weights, for a Loader: `Mix([code, text], [3, 1])`."""
 
     def __init__(
         self, sources: Sequence[Any], weights: Sequence[float], shuffle: Shuffle | Sequence[Shuffle] | None = None
@@ -234,13 +261,28 @@ class MapReader:
 
     def gather(self, rows: Rows, empty: Empty) -> Any | None:
         source = self.sources[rows[0, 0]]
-        if (rows[:, 0] != rows[0, 0]).any() or not hasattr(source, "gather"):
+        if (rows[:, 0] != rows[0, 0]).any() or not offers(source, "gather"):
             return None
         return source.gather(rows[:, 2], empty)
 
 
+def offers(source: Any, what: str) -> bool:
+    """Whether a source has `gather` or `where` in our sense: tensors and tables have others of these names."""
+    return hasattr(source, what) and type(source).__module__.partition(".")[0] not in _LIBRARIES
+
+
 def length_of(source: Any) -> int:
     """The number of samples, or a ConfigError that says what a source is."""
+    if isinstance(source, str | bytes | os.PathLike):
+        raise ConfigError(
+            f"a source is not the name of a file: {str(cast(Any, source))[:200]}",
+            hint="Tokens(path, length), Jsonl(path) or Parquet(path) reads one",
+        )
+    if isinstance(source, Mapping):
+        raise ConfigError(
+            f"a source is indexed from 0, not by keys: {type(cast(Any, source)).__name__}",
+            hint="use one of its values, a list of them, or Mix(sources, weights)",
+        )
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise ConfigError(
             f"a source has __len__ and __getitem__: {type(source).__name__}",
@@ -251,8 +293,9 @@ def length_of(source: Any) -> int:
 
 def where_in(source: Any, index: int) -> str:
     """Where a sample comes from, in the words of its source."""
-    if hasattr(source, "where"):
-        return str(source.where(index))
+    if offers(source, "where"):
+        with suppress(Exception):  # It is asked when something is wrong already.
+            return str(source.where(index))
     return f"{type(source).__name__}[{index}]"
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from argosy.data.collate import Array
+from argosy.data.collate import Array, numpy_knows
 
 SLAB_BYTES = 1 << 33
 """The address range of a slab, of which only the pages that were written exist; less where that is limited."""
@@ -90,9 +90,14 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == "torch" and type(obj).__name__ == "Tensor":
-            if obj.layout is not _torch().strided or obj.device.type != "cpu" or obj.dtype is _torch().bfloat16:
+            torch = _torch()
+            if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.is_quantized:
                 return NotImplemented
-            return _tensor, (np.ascontiguousarray(obj.detach().resolve_conj().numpy()),)
+            plain = obj.detach().resolve_conj().resolve_neg().contiguous()
+            if not numpy_knows(plain):  # As numbers of the same size.
+                alike = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[plain.itemsize]
+                return _tensor, (plain.view(alike).numpy(), str(plain.dtype).removeprefix("torch."))
+            return _tensor, (plain.numpy(), "")
         if isinstance(obj, np.ndarray) and not obj.flags.c_contiguous and not cast(Array, obj).dtype.hasobject:
             return np.ascontiguousarray(cast(Array, obj)).__reduce_ex__(5)
         return NotImplemented
@@ -104,8 +109,9 @@ def _torch() -> Any:
     return torch
 
 
-def _tensor(array: Array) -> Any:
-    return _torch().from_numpy(array)
+def _tensor(array: Array, dtype: str) -> Any:
+    tensor = _torch().from_numpy(array)
+    return tensor.view(getattr(_torch(), dtype)) if dtype else tensor
 
 
 class SlabReader:

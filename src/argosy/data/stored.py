@@ -1,6 +1,8 @@
 """Bytes by range, from a local file or an object store, opened where they are read."""
 
+import errno
 import os
+import stat
 from typing import Any, cast
 
 from argosy.core import ConfigError
@@ -50,7 +52,10 @@ class Stored:
     def _measure(self) -> int:
         try:
             if self._store is None:
-                return os.stat(self.path).st_size
+                status = os.stat(self.path)
+                if stat.S_ISDIR(status.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "it is a directory: name the files in it")
+                return status.st_size
             return cast(int, _obstore().head(self._store, self._key)["size"])
         except Exception as error:
             raise Unreadable(self.path, _first_line(error)) from error
@@ -83,4 +88,6 @@ def _obstore() -> Any:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

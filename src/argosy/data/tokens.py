@@ -30,6 +30,8 @@ class Tokens:
             raise ConfigError(f"a sample has at least 1 token: {length}")
         several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         self.length, self.dtype = length, np.dtype(dtype)
+        if self.dtype.kind not in "ui":
+            raise ConfigError(f"tokens are integers, as uint16 or uint32: {self.dtype}")
         self.files = [Stored(path, store) for path in several]
         for file in self.files:
             if file.size % self.dtype.itemsize:
