@@ -37,8 +37,8 @@ def argosy(stage: Stage, what: str, count: int) -> list[float]:
 
 
 def contenders(stage: Stage, what: str, count: int, floors: str = "", peers: str = "monarch ray") -> list[Contender]:
-    warm_up = what in ("mesh", "back")  # The first one imports torch for all that come after it.
-    found = [Contender(name="argosy", sample=partial(argosy, stage, what, count), warm_up=warm_up)]
+    warm = what in ("mesh", "back")  # What is measured there begins with a zygote that has torch.
+    found = [Contender(name="argosy", sample=partial(argosy, stage, what, count), warm_up=warm)]
     for floor in floors.split():
         extra = [str(free_port())] if floor == "rpc" else []
         args = (floor, what, str(count), *extra)
@@ -67,6 +67,13 @@ def small_rows(stage: Stage, options: Options) -> list[Row]:
             ],
         ),
         Row(
+            key="busy",
+            title="one small call to a process that computes in Python on another thread",
+            contenders=contenders(stage, "busy", calls // 10),
+            base="monarch",
+            percentile=99,
+        ),
+        Row(
             key="gather",
             title=f"a call to {few} ranks and all replies",
             contenders=contenders(stage, "gather", few, "socket"),
@@ -79,8 +86,9 @@ def small_rows(stage: Stage, options: Options) -> list[Row]:
         Row(
             key="wide",
             title=f"a call to {many} ranks and all replies",
-            contenders=contenders(stage, "gather", many, "socket", ""),
-            base="socket",
+            contenders=contenders(stage, "gather", many, "socket", "monarch"),
+            base="monarch",
+            goals=[Goal(of="argosy", times_of="monarch", times=10)],
         ),
         Row(
             key="pipeline",
@@ -100,7 +108,7 @@ def small_rows(stage: Stage, options: Options) -> list[Row]:
 
 
 def other_rows(stage: Stage, options: Options) -> list[Row]:
-    few, big = (8, 3) if options.quick else (64, 8)
+    few, big, thousand = (8, 3, 64) if options.quick else (64, 8, 1000)
     return [
         Row(
             key="argument",
@@ -127,9 +135,17 @@ def other_rows(stage: Stage, options: Options) -> list[Row]:
             goals=[Goal(of="argosy", times_of="monarch", times=20), Goal(of="argosy", times_of="ray", times=30)],
         ),
         Row(
+            key="memory",
+            title=f"{thousand} ranks with torch imported, all answering: memory taken",
+            contenders=contenders(stage, "memory", thousand, peers=""),
+            base="argosy",
+            unit="GB",
+            goals=[Goal(of="argosy", at_most=24 * 1.0737)],
+        ),
+        Row(
             key="lost",
             title="SIGKILL of a rank to the error at its caller",
-            contenders=contenders(stage, "lost", 4, peers="ray"),
+            contenders=contenders(stage, "lost", 4),
             base="ray",
             goals=[Goal(of="argosy", at_most=0.010)],
         ),

@@ -146,7 +146,7 @@ def judge(goal: Goal, scores: dict[str, Score]) -> tuple[str, bool | None]:
         text = f"{name} at most {goal.at_most:g}"
         return (text, None) if reached is None else (f"{text}: {reached:.4g}", reached <= goal.at_most)
     text = f"{name} {goal.times:.3g}x of {goal.times_of}"
-    other = scores[goal.times_of].at(50) if goal.times_of in scores else None
+    other = scores[goal.times_of].at(goal.percentile) if goal.times_of in scores else None
     if reached is None or other is None:
         return text, None
     ratio = other / reached

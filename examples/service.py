@@ -2,7 +2,7 @@
 
     python examples/service.py
 
-Takes two seconds. Expect four times "200".
+Takes two seconds. Expect "[200, 200, 200, 200]".
 """
 
 import socket

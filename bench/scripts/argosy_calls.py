@@ -1,13 +1,14 @@
-"""Argosy: calls.   argosy_calls.py {one|gather|pipeline|actor|argument|result|mesh|lost|back} N"""
+"""Argosy: calls.   argosy_calls.py {one|busy|gather|pipeline|actor|argument|result|mesh|memory|lost|back} N"""
 
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 import numpy as np
-from timing import each, once, say
+from timing import available_gb, each, once, say, spin
 
 import argosy
 
@@ -29,16 +30,23 @@ class Worker:
     def relay(self, other: Any, count: int) -> list[float]:
         return each(lambda: other.ping(1).get(), count)
 
+    def spin(self) -> None:
+        threading.Thread(target=spin, daemon=True).start()
+
     def pid(self) -> int:
         return os.getpid()
+
+
+def import_torch() -> None:
+    import torch
+
+    assert torch.ones(1).item() == 1.0
 
 
 def lost(mesh: argosy.Mesh, back: bool) -> list[float]:
     workers, values = mesh.spawn(Worker), list[float]()
     for _ in range(5):
-        pid = workers[1].pid().get()
-        waiting = workers[1].ping(1)
-        waiting.get()
+        others, pid = workers.pid().gather(), workers[1].pid().get()
         began = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
         try:
@@ -50,20 +58,26 @@ def lost(mesh: argosy.Mesh, back: bool) -> list[float]:
         workers[1].ping(1).get()
         if back:
             values.append(time.perf_counter() - began)
+        same = [before == now for before, now in zip(others, workers.pid().gather(), strict=True)]
+        assert same == [True, False, True, True], same
         time.sleep(0.2)
     return values
 
 
 def main() -> None:
     what, count = sys.argv[1], int(sys.argv[2])
-    ranks = {"gather": count, "mesh": count, "actor": 2, "lost": 4, "back": 4}.get(what, 1)
-    torch = ["torch"] if what in ("mesh", "back") else []
+    ranks = {"gather": count, "mesh": count, "memory": count, "actor": 2, "lost": 4, "back": 4}.get(what, 1)
+    torch = ["torch"] if what in ("mesh", "memory", "back") else []
     with argosy.local(show=False) as cluster:
-        began = time.perf_counter()
+        began, free_gb = time.perf_counter(), available_gb()
         mesh = cluster.mesh(ranks=ranks, preload=torch, restart=argosy.Restart.rank(), name=f"bench-{os.getpid()}")
         if what == "mesh":
             mesh.run(os.getpid).gather()
             say([time.perf_counter() - began])
+            return
+        if what == "memory":
+            mesh.run(import_torch).gather()
+            say([free_gb - available_gb()])
             return
         if what in ("lost", "back"):
             say(lost(mesh, what == "back"))
@@ -74,6 +88,9 @@ def main() -> None:
         array = np.ones(256 * MIB, dtype=np.uint8)
         match what:
             case "one":
+                say(each(lambda: one.ping(1).get(), count))
+            case "busy":
+                one.spin().get()
                 say(each(lambda: one.ping(1).get(), count))
             case "gather":
                 say(each(lambda: workers.ping(1).gather(), 20))

@@ -1,14 +1,15 @@
-"""Ray: calls.   ray_calls.py {one|gather|pipeline|actor|argument|result|mesh|lost|back} N"""
+"""Ray: calls.   ray_calls.py {one|busy|gather|pipeline|actor|argument|result|mesh|lost|back} N"""
 
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import ray
-from timing import each, once, say
+from timing import each, once, say, spin
 
 MIB = 1 << 20
 
@@ -28,7 +29,12 @@ class Worker:
         return len(array)
 
     def make(self, size: int) -> Any:
-        return np.ones(size, dtype=np.uint8)
+        if not hasattr(self, "made"):
+            self.made = np.ones(size, dtype=np.uint8)
+        return self.made
+
+    def spin(self) -> None:
+        threading.Thread(target=spin, daemon=True).start()
 
     def relay(self, other: Any, count: int) -> list[float]:
         return each(lambda: ray.get(other.ping.remote(1)), count)
@@ -75,6 +81,9 @@ def main() -> None:
     array = np.ones(256 * MIB, dtype=np.uint8)
     match what:
         case "one":
+            say(each(lambda: ray.get(one.ping.remote(1)), count))
+        case "busy":
+            ray.get(one.spin.remote())
             say(each(lambda: ray.get(one.ping.remote(1)), count))
         case "gather":
             say(each(lambda: ray.get([worker.ping.remote(1) for worker in workers]), 20))

@@ -24,5 +24,17 @@ def once(do: Callable[[], object], per: int = 1) -> list[float]:
     return [(time.perf_counter() - began) / per]
 
 
+def spin() -> None:
+    """Keep the interpreter busy, as a training loop in Python would."""
+    while True:
+        sum(range(1000))
+
+
+def available_gb() -> float:
+    """Memory that is left on this machine."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1e6
+
+
 def say(values: list[float]) -> None:
     print(json.dumps(values), flush=True)

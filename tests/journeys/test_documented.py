@@ -20,6 +20,11 @@ SCRIPTS = {
 }
 
 
+def files(document: Path) -> list[tuple[str, str]]:
+    """The scripts that the document shows: code whose first line is the file's name."""
+    return re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def commands(document: Path) -> list[str]:
     """The lines behind a prompt in the document's consoles."""
     consoles = re.findall(r"^```console\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
@@ -28,13 +33,14 @@ def commands(document: Path) -> list[str]:
 
 @pytest.mark.parametrize("document", [path for path in DOCS if commands(path)], ids=lambda path: path.name)
 def test_documented_commands_end_as_documented(console: Console, document: Path) -> None:
-    for name, text in SCRIPTS.items():
+    for name, text in [*SCRIPTS.items(), *files(document)]:
         (console.cwd / name).write_text(text)
-    shim = console.cwd / "bin" / "argosy"
-    shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m argosy "$@"\n')
-    shim.chmod(0o755)
-    console.env["PATH"] = f"{shim.parent}:{console.env['PATH']}"
+    shims = console.cwd / "bin"
+    shims.mkdir()
+    for name, words in (("argosy", "-m argosy"), ("python", "")):
+        (shims / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (shims / name).chmod(0o755)
+    console.env["PATH"] = f"{shims}:{console.env['PATH']}"
     for command in commands(document):
         expected = int(found[1]) if (found := re.search(r"# exits (\d+)", command)) else 0
         ended = console.run(["sh", "-c", command])

@@ -144,7 +144,10 @@ def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequenc
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                 sent = sock.sendmsg(parts[:512], rights, _SEND)
             elif len(parts) == 1:
-                sent = sock.send(parts[0], _SEND)
+                sent = sock.send(part := parts[0], _SEND)
+                if type(part) is bytes and sent == len(part):
+                    parts.clear()
+                    return True
             else:
                 sent = sock.sendmsg(parts[:512], [], _SEND)
         except BlockingIOError:

@@ -64,7 +64,7 @@ def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryvie
 
 def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
     """Rebuild what `dump` took apart; arrays use the buffers as their memory."""
-    return pickle.loads(pickled, buffers=cast(Any, buffers))
+    return pickle.loads(pickled, buffers=cast(Any, buffers)) if buffers else pickle.loads(pickled)
 
 
 def _is_plain(value: Any, depth: int) -> bool:

@@ -9,6 +9,7 @@ V1  Bytes that are no frame end the link that they came from, and nothing else.
 V2  No caller can stop the loop: replies that it does not read are queued, and then its calls are not read.
 """
 
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -129,6 +130,7 @@ class Server:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._end)
         threading.Thread(target=self._keep_door, name="argosy door", daemon=True).start()
 
     # --- the loop
@@ -193,6 +195,8 @@ class Server:
         """Read what came; returns the descriptors that are not ours."""
         others: list[int] = []
         for fd, event in self._epoll.poll(timeout_s):
+            if self.stopped:
+                break
             connection = self._links.get(fd)
             if connection is not None:
                 self._serve(connection, event, during)
@@ -352,6 +356,8 @@ class Server:
         while not self.stopped:
             try:
                 poller.poll(1000)
+                if self.stopped:
+                    return
                 sock = accept(self._door)
             except (OSError, ValueError):
                 if self.stopped or self._door.fileno() < 0:
@@ -405,6 +411,10 @@ class Server:
         if self._serial is not None and self._serial.cancelled:
             self._serial.cancelled = False
             raise Cancelled
+
+    def _end(self) -> None:
+        """The process ends: from here on its modules are taken apart, while threads of this still run."""
+        self.stopped = True
 
     def _forget(self) -> None:
         """In a child that an endpoint forked: all of this is the parent's."""

@@ -181,7 +181,8 @@ class Actor(Actors):
             return self._begin(method, args, kwargs)[0]
         # The common case, with as little between the caller and the socket as there can be.
         ticket = self._peers[0].call(_parcel(self._name, method, args, kwargs, 1), self._name, method, 0.0, True)
-        return Reply[Any](self._ranks[0], ticket, 0.0)
+        reply: Reply[Any] = Reply(self._ranks[0], ticket, 0.0)
+        return reply
 
 
 def _parcel(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], receivers: int) -> Parcel:
