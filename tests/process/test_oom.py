@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from argosy.core import WaitStatus
-from argosy.process.evidence.oom import OomCounter, OomSample, again, explain_oom, oom_counters
+from argosy.process.evidence.oom import OomCounter, OomSample, OomSamples, again, explain_oom, oom_counters
 
 KILLED = WaitStatus(signal=signal.SIGKILL)
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -61,6 +61,17 @@ def test_a_unified_hierarchy_is_read(tmp_path: Path):
 
 def test_a_process_without_cgroups_has_no_counters(tmp_path: Path):
     assert oom_counters(os.getpid(), root=str(tmp_path / "none")).counters == ()
+
+
+def test_samples_of_one_cgroup_are_read_once_in_a_moment(tmp_path: Path):
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    known = OomSample((OomCounter("/job", str(tmp_path), 0, 0, 0),))
+    samples = OomSamples()
+    kills: list[int] = []
+    for now, count in ((12345.678, 1), (12345.7, 2), (12346.0, 3)):
+        (tmp_path / "memory.events").write_text(f"oom_kill {count}\n")
+        kills.append(samples.again(known, now).counters[0].kills)
+    assert kills == [1, 1, 3]
 
 
 @pytest.mark.system

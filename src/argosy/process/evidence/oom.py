@@ -59,11 +59,10 @@ class OomSamples:
 
     def _sample(self, directories: list[tuple[str, str]], now: float) -> OomSample:
         key = tuple(directory for _, directory in directories)
-        at, sample = self._read.get(key, (now - FRESH_S, OomSample()))
-        if now - at >= FRESH_S:
-            sample = OomSample(_counters(directories), _host_share())
-            self._read[key] = (now, sample)
-        return sample
+        read = self._read.get(key)
+        if read is None or now - read[0] >= FRESH_S:
+            read = self._read[key] = (now, OomSample(_counters(directories), _host_share()))
+        return read[1]
 
 
 def explain_oom(before: OomSample, after: OomSample, status: WaitStatus, *, asked: bool) -> str:
