@@ -207,9 +207,13 @@ class Page:
         words = _HEADER.unpack_from(self._view)
         if words[0] != _MAGIC:
             return None
-        slots = (self._read_slot(_FIRST_SLOT + index * 120) for index in range(GROUPS_MAX))
-        groups = tuple(group for group in slots if group is not None)
-        return Progress(*words[1:], groups=groups)
+        groups: list[GroupProgress] = []
+        for index in range(GROUPS_MAX):
+            group = self._read_slot(_FIRST_SLOT + index * 120)
+            if group is None:  # Slots are taken in order, and kept.
+                break
+            groups.append(group)
+        return Progress(*words[1:], groups=tuple(groups))
 
     def _read_slot(self, at: int) -> GroupProgress | None:
         body = b""
