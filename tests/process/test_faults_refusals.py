@@ -186,6 +186,11 @@ def test_launches_of_one_second_have_names_of_their_own(host: Console):
     assert len([*(host.cwd / "runs").glob("waits-*")]) == 5
 
 
+def test_a_working_directory_that_was_removed_is_named(host: Console):
+    words = f"mkdir gone; cd gone; rmdir ../gone; exec {host.python} -m argosy run {host.cwd}/waits.py"
+    is_clear(host.run(["bash", "-c", words]), "the working directory cannot be used: No such file or directory")
+
+
 def test_few_descriptors_are_enough_for_a_rank(console: Console):
     (console.cwd / "s.py").write_text("print('alive')\n")
     words = f"ulimit -n 100; exec {console.python} -m argosy run s.py"

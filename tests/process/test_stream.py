@@ -413,3 +413,14 @@ def test_every_chunking_gives_the_same_lines(seed: int):
         position += take
     second += cut.close(0.0)
     assert b"\n".join(p.text for p in first) == b"\n".join(p.text for p in second)
+
+
+def test_long_chunks_of_like_lines_collapse_too():
+    text = b"".join(b"line %d\n" % number for number in range(5000))
+    merger = Merger(2, prefix=True)
+    for rank in (0, 1):
+        merger.feed(rank, "stdout", b"", 0.0)
+    merger.feed_all([(0, "stdout", text), (1, "stdout", text)], 0.0)
+    outs = merger.due(0.0)
+    assert {out.ranks for out in outs} == {frozenset((0, 1))}
+    assert b"\n".join(out.text for out in outs) + b"\n" == text

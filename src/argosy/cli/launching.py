@@ -76,6 +76,7 @@ class Options(msgspec.Struct, kw_only=True):
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
     """Start the run; returns the exit code, or 0 at once if it is detached."""
     kind: Literal["script", "module", "program"] = "program" if program else "module" if options.module else "script"
+    check_place()
     check_text([target, *args, options.name or "", options.directory or ""])
     check_target(kind, target)
     for flag, seconds in (
@@ -205,6 +206,18 @@ def check_seconds(flag: str, seconds: float | None) -> None:
     """
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"--{flag} must be a number of seconds: {seconds}")
+
+
+def check_place() -> None:
+    """Refuse to start from nowhere.
+
+    Raises:
+        ConfigError: the working directory was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory cannot be used: {error.strerror}", hint="cd to another one") from None
 
 
 def check_text(words: Sequence[str]) -> None:

@@ -71,10 +71,9 @@ def show(
     shown: set[Path] = set()
 
     def pour() -> bool:
-        chunks = tail.poll()
-        for rank, kind, data in chunks:
-            merger.feed(rank, kind, data, time.monotonic())
-        for out in merger.due(time.monotonic()):
+        chunks, now = tail.poll(), time.monotonic()
+        merger.feed_all(chunks, now)
+        for out in merger.due(now):
             target = sys.stdout if out.stream == "stdout" else sys.stderr
             target.buffer.write(merger.render(out, colour))
             target.flush()
@@ -85,7 +84,9 @@ def show(
         for generation in sorted({entry[1] for entry in files}):
             for rank, _, kind, path in [entry for entry in files if entry[1] == generation and entry[3] not in shown]:
                 shown.add(path)
-                tail.add(rank, "stdout" if kind == "stdout" else "stderr", str(path))
+                stream_of = "stdout" if kind == "stdout" else "stderr"
+                tail.add(rank, stream_of, str(path))
+                merger.feed(rank, stream_of, b"", time.monotonic())  # It has like lines to say: they are waited for.
             while pour():
                 pass
         alive = follow and any(run.directory == str(directory) for run in list_runs().runs)

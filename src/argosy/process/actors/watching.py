@@ -108,8 +108,7 @@ class Watcher:
         if self._tail is None:
             return
         while chunks := self._tail.poll():
-            for rank, stream, data in chunks:
-                self._merger.feed(rank, stream, data, time.monotonic())
+            self._merger.feed_all(chunks, time.monotonic())
             if not final:
                 break
         if final:

@@ -9,7 +9,7 @@ S4  Pending lines are bounded by PENDING_MAX bytes; beyond, the oldest come out 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import merge
 from typing import Literal, NamedTuple
 
@@ -22,6 +22,7 @@ PENDING_MAX = 4 * 1024 * 1024
 _LINE_COST = 400
 """About what Python spends on a pending line besides its bytes."""
 _DEPTH_MAX = 100
+_SLICE_BYTES = 2048
 _LABEL_MAX = 32
 _COLOURS = (36, 33, 32, 35, 34, 96)
 
@@ -169,6 +170,15 @@ class Merger:
         if source is None:
             source = self._sources[key] = Source(errors=stream == "stderr", rewrite_s=self._rewrite_s)
         self._place(key, source.feed(data, now), now)
+
+    def feed_all(self, chunks: Sequence[tuple[int, Stream, bytes]], now: float) -> None:
+        """Take what several ranks wrote, in turns: lines that are alike must not lie far apart to be found so."""
+        longest = max((len(data) for _, _, data in chunks), default=0)
+        step = _SLICE_BYTES if self._prefix and len(chunks) > 1 else max(1, longest)
+        for at in range(0, longest, step):
+            for rank, stream, data in chunks:
+                if part := data[at : at + step]:
+                    self.feed(rank, stream, part, now)
 
     def close(self, rank: int, now: float) -> None:
         """The rank ended: its unfinished lines come out, and nobody waits for it any more."""

@@ -144,8 +144,7 @@ class Foreground:
         while True:
             chunks = self._tail.poll()
             now = time.monotonic()
-            for rank, stream, data in chunks:
-                self._merger.feed(rank, stream, data, now)
+            self._merger.feed_all(chunks, now)
             self._write(now)
             if not final or not chunks:
                 return
