@@ -184,9 +184,10 @@ def _last_syntax_error(lines: Sequence[str]) -> str:
 
 def _threads(pid: int) -> tuple[ThreadSample, ...]:
     try:
-        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[:THREADS_MAX]
+        found = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return ()
+    tids = sorted(found, key=lambda tid: (tid != pid, tid))[:THREADS_MAX]  # The main thread first, if pids wrapped too.
     samples: list[ThreadSample] = []
     for tid in tids:
         stat = _read(f"/proc/{pid}/task/{tid}/stat")
