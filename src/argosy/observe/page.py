@@ -57,6 +57,20 @@ assert _FIRST_SLOT + GROUPS_MAX * _SLOT.size == PAGE_SIZE
 _pages: "weakref.WeakSet[Page]" = weakref.WeakSet()
 
 
+def map_new(path: str | os.PathLike[str], size: int) -> mmap.mmap:
+    """Make a file of `size` bytes that have room, and map it; nothing is left behind if that fails."""
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        return mmap.mmap(fd, size)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
 class Page:
     """A mapped progress page. Writing methods are for the rank alone, and safe from any of its threads."""
 
@@ -75,16 +89,7 @@ class Page:
             FileExistsError: there is such a page already (it may be mapped by others: never reused).
             OSError: no room, or no permission; no file is left behind.
         """
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, PAGE_SIZE)  # P1
-            page = cls(mmap.mmap(fd, PAGE_SIZE))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
+        page = cls(map_new(path, PAGE_SIZE))  # P1
         page._words[0] = _MAGIC
         return page
 

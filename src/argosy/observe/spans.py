@@ -10,7 +10,6 @@ R2  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
 R3  A forked child records into the void, not into its parent's ring.
 """
 
-import contextlib
 import mmap
 import os
 import struct
@@ -19,6 +18,8 @@ import weakref
 from threading import RLock
 
 import msgspec
+
+from argosy.observe.page import map_new
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
@@ -68,17 +69,7 @@ class Ring:
         Raises:
             OSError: there is such a file, no room, or no permission; nothing is left behind.
         """
-        size = HEADER_BYTES + capacity * RECORD_BYTES
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size)  # R2
-            ring = cls(mmap.mmap(fd, size))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
+        ring = cls(map_new(path, HEADER_BYTES + capacity * RECORD_BYTES))  # R2
         ring._words[_PID], ring._words[_CAPACITY] = os.getpid(), capacity
         ring._words[0] = _MAGIC
         return ring
