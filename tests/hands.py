@@ -147,6 +147,14 @@ class Beside:
         return "dreamt"
 
 
+class Twins(Worker):
+    """A worker that can sleep twice at a time."""
+
+    @argosy.endpoint(concurrent=True)
+    def sleep(self, seconds: float) -> str:
+        return super().sleep(seconds)
+
+
 class Caller:
     """Calls others."""
 

@@ -298,6 +298,13 @@ def test_h1_the_newest_two_whole_versions_stay():
     assert versions([*slots, *halves, Slot(6, 1, KB, "held", "n", 9, 2)])[0] == (9, "n")
 
 
+def test_h1_the_newest_whole_version_goes_last():
+    whole = [slot(1, "held", 4, durable=True)]
+    halves = [Slot(number, 0, 100 * KB, "held", f"step-{step}", step, 2) for number, step in ((2, 5), (3, 6))]
+    assert choose_slot([*whole, *halves], 0, 100 * KB, 900 * KB) == Reuse(2)
+    assert choose_slot(whole, 0, 100 * KB, 100 * KB) == Reuse(1)
+
+
 def test_h3_memory_stays_within_its_bound():
     held = [slot(1, "held", 1, durable=True), slot(2, "held", 2, durable=True)]
     assert choose_slot(held, 0, 100 * KB, 300 * KB) == Make(100 * KB)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from console import until
-from hands import Awkward, Worker
+from hands import Awkward, Twins, Worker
 from meshes import gone, owner, until_gone
 
 import argosy
@@ -205,6 +205,20 @@ def test_a_stopped_rank_is_named_and_goes_on(cluster: Cluster):
     mesh.events.wait("paused", rank=0)
     os.kill(pid, signal.SIGCONT)
     assert worker.options(deadline_s=60).square(2).get() == 4
+    mesh.stop()
+
+
+@pytest.mark.parametrize("kind", [Worker, Twins])
+def test_a_call_cancelled_at_any_moment_harms_no_other(cluster: Cluster, kind: type):
+    mesh = cluster.mesh(ranks=1, preload=[], restart=FOR_EVER)
+    worker = mesh.spawn(kind)[0]
+    chance = random.Random(7)
+    for _ in range(300):
+        call = worker.sleep(chance.choice([0.0, 0.0002, 0.001]))
+        time.sleep(chance.choice([0.0, 0.0001, 0.0005]))
+        call.cancel()
+    assert worker.options(deadline_s=60).square(3).get() == 9
+    assert worker.generation().get() == 0
     mesh.stop()
 
 

@@ -96,13 +96,28 @@ class Connection:
 
 
 class Running:
-    """An endpoint that is being run."""
+    """An endpoint that is being run; it can be interrupted while it is `open`, and is once at most."""
 
     def __init__(self, connection: Connection, call: Call) -> None:
         self.connection, self.call = connection, call
         self.since = time.monotonic()
         self.thread = threading.get_ident()
+        self.open = False
         self.cancelled = False
+        self._lock = threading.Lock()
+
+    def interrupt(self) -> None:
+        """From another thread: raise `Cancelled` in the endpoint, unless it has just ended."""
+        with self._lock:
+            if self.open:
+                _raise_in(self.thread, Cancelled)
+
+    def close(self) -> None:
+        """The endpoint has ended: an interrupt that did not come in time is taken back."""
+        self.open = False
+        if self.cancelled:
+            with self._lock:
+                _raise_in(self.thread, None)
 
 
 class Server:
@@ -317,8 +332,12 @@ class Server:
         value: object = None
         if kind is None:
             try:
-                value = self.actors.perform(call, frame)
-                kind = RESULT
+                running.open = True
+                try:
+                    value = self.actors.perform(call, frame)
+                    kind = RESULT
+                finally:
+                    running.close()
             except Cancelled:
                 kind = CANCELLED
             except Exception as error:
@@ -398,18 +417,18 @@ class Server:
         serial = self._serial
         if serial is not None and serial.connection is connection and serial.call.id == message.number:
             running = serial
-        if running is None:
+        if running is None or running.cancelled:
             return
         running.cancelled = True
         if running is serial and self._in_main:
             signal.pthread_kill(running.thread, CANCEL_SIGNAL)  # Interrupts a sleep or a read, too.
         else:
-            set_exception: Callable[..., Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
-            set_exception(ctypes.c_ulong(running.thread), ctypes.py_object(Cancelled))
+            running.interrupt()
 
     def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
-        if self._serial is not None and self._serial.cancelled:
-            self._serial.cancelled = False
+        running = self._serial
+        if running is not None and running.cancelled and running.open:
+            running.open = False
             raise Cancelled
 
     def _end(self) -> None:
@@ -426,6 +445,12 @@ class Server:
         for connection in self._links.values():
             connection.closed = True
         self._epoll.close()
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise an error at its next instruction; None takes back what it has not raised yet."""
+    set_exception: Callable[..., Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    set_exception(ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
 
 
 _chains = itertools.count(1)

@@ -181,7 +181,14 @@ class Keeper:
         held = [slot for slot in self.slots.values() if slot.phase == "held" and slot.name not in whole]
         having = {slot.name for slot in held if slot.rank == rank}
         for name in sorted({slot.name for slot in held} - having):
-            self._fail(name, f"rank {rank} is gone")
+            self._give_up(name, f"rank {rank} is gone")
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """A step will never be whole: what is held of it is of no use."""
+        for slot in self.slots.values():
+            if slot.phase == "held" and slot.name == name and not slot.users:
+                slot.phase = "free"
+        self._fail(name, reason)
 
     def _of_rank(self, rank: int | None) -> list[Guest]:
         return [guest for guest in self.guests.values() if guest.rank == rank]
@@ -197,7 +204,7 @@ class Keeper:
                 self._take(message, fds)
             case Torn(slot, name, reason):
                 self.slots[slot].phase = "free"
-                self._fail(name, reason)
+                self._give_up(name, reason)
                 self._settle()
             case Look():
                 self._send(guest, Holdings(self._holdings()))
