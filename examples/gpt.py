@@ -214,18 +214,23 @@ def shard_and_split(model: GPT, mesh: DeviceMesh) -> GPT:
     if model.config.num_local_experts:
         raise ValueError("a mixture of experts is not split here: use spread_experts")
     data, tensor = (mesh[name] for name in mesh.mesh_dim_names or ())
-    columns, rows = tp.ColwiseParallel(), tp.RowwiseParallel(output_layouts=Shard(1))
-    layer = {"input_layernorm": tp.SequenceParallel(), "post_attention_layernorm": tp.SequenceParallel()}
-    layer |= {f"self_attn.{name}_proj": columns for name in "qkv"} | {"self_attn.o_proj": rows}
-    layer |= {"mlp.gate_proj": columns, "mlp.up_proj": columns, "mlp.down_proj": rows}
-    layer["self_attn"] = tp.PrepareModuleInput(
-        input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
-    )
-    layer["mlp"] = tp.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    plan = {f"layers.*.{name}": style for name, style in layer.items()}
-    plan["embed_tokens"] = tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    plan["norm"] = tp.SequenceParallel()
-    plan["lm_head"] = tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    columns, rows, norm = tp.ColwiseParallel(), tp.RowwiseParallel(output_layouts=Shard(1)), tp.SequenceParallel()
+    plan: dict[str, tp.ParallelStyle] = {
+        "embed_tokens": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "layers.*.input_layernorm": norm,
+        "layers.*.self_attn": tp.PrepareModuleInput(
+            input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
+        "layers.*.self_attn.[qkv]_proj": columns,
+        "layers.*.self_attn.o_proj": rows,
+        "layers.*.post_attention_layernorm": norm,
+        "layers.*.mlp": tp.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "layers.*.mlp.gate_proj": columns,
+        "layers.*.mlp.up_proj": columns,
+        "layers.*.mlp.down_proj": rows,
+        "norm": norm,
+        "lm_head": tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
     tp.parallelize_module(model, tensor, plan)
     if model.config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight  # split alike, but by now two tensors
