@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+WAYS = ["alone", "moe", "ddp", "fsdp", "fsdp_tp", "pipeline", "experts"]
 ROWS, MICROBATCHES = 16, 4
 Backward = Callable[[Tensor, Tensor], Tensor]
 """Takes a global batch, leaves gradients, returns the loss on the whole batch."""
@@ -61,8 +62,6 @@ def spread(how: str, model: GPT) -> tuple[nn.Module, Backward]:
         return model, by_rows(shard(model, mesh), rank, size)
     if how == "experts":
         return model, by_rows(spread_experts(model, mesh), rank, size)
-    if how != "pipeline":
-        raise SystemExit(f"unknown: {how}\n{__doc__}")
     stage, schedule = pipeline(model, mesh, rows=ROWS, microbatches=MICROBATCHES)
 
     def backward(x: Tensor, y: Tensor) -> Tensor:
@@ -89,6 +88,8 @@ def clip(parameters: Iterable[nn.Parameter], over_stages: bool) -> Tensor:
 
 
 def main(how: str = "alone", steps: str = "20", directory: str = "") -> None:
+    if how not in WAYS:
+        raise SystemExit(f"{__doc__}\nnot one of {', '.join(WAYS)}: {how}")
     if how not in ("alone", "moe"):
         import argosy.collective  # noqa: F401, it registers the backend
 
@@ -112,6 +113,7 @@ def main(how: str = "alone", steps: str = "20", directory: str = "") -> None:
     if directory:
         write(Path(directory), config, weights_of(trained))
     if dist.is_initialized():
+        del backward  # and DDP with it, before its group: torch 2.13 can hang when it is freed after it
         dist.destroy_process_group()
 
 

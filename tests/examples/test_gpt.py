@@ -16,7 +16,7 @@ PARALLEL = [("ddp", 2, "alone"), ("fsdp", 2, "alone"), ("fsdp_tp", 4, "alone"), 
 PARALLEL += [("experts", 2, "moe"), ("experts", 4, "moe")]
 
 TIED = """
-import pathlib, sys
+import sys
 sys.path.insert(0, {examples!r})
 from gpt import GPT, Config, loss_of, shard, shard_and_split
 from torch.distributed.device_mesh import init_device_mesh
@@ -92,7 +92,8 @@ def test_it_trains_in_parallel_as_in_one_process(
 @pytest.mark.timeout(300)
 def test_tied_embeddings_stay_tied_when_spread() -> None:
     script = TIED.format(examples=str(EXAMPLES))
-    alone, sharded, split = crews(script, [(1, "alone"), (2, "fsdp"), (4, "fsdp_tp")])
+    parties = [(1, "alone"), (2, "fsdp"), (4, "fsdp_tp")]
+    alone, sharded, split = crews(script, parties, preload=["torch.distributed.pipelining", "torch.distributed.fsdp"])
     losses = [[float(line) for line in said[0].splitlines()] for said in (alone, sharded, split)]
     assert losses[0][-1] < losses[0][0] - 0.1
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
