@@ -223,8 +223,8 @@ class Peer:
 
     def _open(self, deadline: float) -> None:
         """Connect, waiting for a rank that is about to come."""
-        patience = deadline or time.monotonic() + START_S
-        pause_s = 0.001
+        began = time.monotonic()
+        patience = deadline or began + START_S
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -241,8 +241,7 @@ class Peer:
                 raise PeerLost(self.name, fate.cause)
             if time.monotonic() > patience:
                 raise DeadlinePassed(f"{self.name} to listen", START_S, hint="its log may say what it does")
-            time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.5)
+            time.sleep(_pause(began))
         with contextlib.suppress(OSError):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
@@ -397,14 +396,13 @@ class Peer:
 
     def _cause(self, generation: int) -> str:
         """Ask why the peer is gone, for as long as it takes somebody to know."""
-        deadline, pause_s = time.monotonic() + CAUSE_S, 0.0005
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() < began + CAUSE_S:
             fate = self.oracle(generation)
             if isinstance(fate, Gone):
                 self.caller.over(generation)
                 return fate.cause
-            time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.5)
+            time.sleep(_pause(began))
         return "it closed the link"
 
     def _check_fate(self) -> None:
@@ -426,6 +424,11 @@ class Peer:
             print(f"argosy: a call waits for {_SLOW_S:g} s: {self.busy()}", file=sys.stderr, flush=True)
             return -1.0
         return asked_at
+
+
+def _pause(began: float) -> float:
+    """How long to sleep between two looks: a twentieth of what has been waited for."""
+    return min(0.02, max(0.0002, (time.monotonic() - began) / 20))
 
 
 def _exists(pid: int) -> bool:
