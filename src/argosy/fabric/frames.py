@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ _FDS_MAX = 4
 _ANCILLARY = socket.CMSG_SPACE(4 * _FDS_MAX)
 # As plain numbers: an operation on the enum costs more than the system call that it is for.
 _SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_buffers: list[memoryview] = []
 _RECEIVE, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 
 
@@ -36,7 +38,7 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     """A pickled value: `pickled` itself, or as the first of the buffers; sizes of buffers; their segment, if any."""
 
     pickled: bytes = b""
-    sizes: list[int] = []
+    sizes: tuple[int, ...] = ()
     segment: int = 0
 
 
@@ -60,7 +62,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=1):
     chain: int = 0
     """Equal for all calls that follow from one: who waits within a chain serves that chain."""
     wanted: bool = True
-    freed: list[int] = []
+    freed: tuple[int, ...] = ()
     """Segments of the receiver of this frame that its sender has let go of."""
 
 
@@ -71,7 +73,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, tag=2):
     generation: int
     kind: int
     body: Body
-    freed: list[int] = []
+    freed: tuple[int, ...] = ()
 
 
 RESULT, RAISED, CANCELLED, LATE, STALE = range(5)
@@ -84,13 +86,15 @@ _encoder = msgspec.msgpack.Encoder()
 class Parcel:
     """A value made ready for sending, to one receiver or to many."""
 
+    __slots__ = ("body", "segment", "tail")
+
     def __init__(self, value: object, receivers: int = 1) -> None:
         pickled, buffers = dump(value)
         self.segment: Segment | None = None
-        self.tail: list[bytes | memoryview] = []
         if not buffers and len(pickled) <= _ENVELOPE_INLINE_MAX:
             self.body = Body(pickled)
             return
+        self.tail: list[bytes | memoryview] = []
         sizes = [buffer.nbytes for buffer in buffers]
         large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
         if large:
@@ -103,7 +107,7 @@ class Parcel:
             self.tail.insert(0, pickled)
             sizes.insert(0, -len(pickled))
             pickled = b""
-        self.body = Body(pickled, sizes, self.segment.number if self.segment is not None else 0)
+        self.body = Body(pickled, tuple(sizes), self.segment.number if self.segment is not None else 0)
 
 
 class Frame:
@@ -115,7 +119,7 @@ class Frame:
         self.message, self.pickled, self.buffers = message, pickled, buffers
         self.taken = False
 
-    def take(self) -> object:
+    def take(self) -> Any:
         """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
         pickled, buffers = self.pickled, self.buffers
         self.pickled, self.buffers, self.taken = b"", [], True
@@ -173,8 +177,10 @@ class Reader:
         self._filling: tuple[Call | Reply, bytearray, int] | None = None
         """A frame whose envelope is here, its tail, and how much of that."""
 
-    def read(self, sock: socket.socket) -> list[Frame] | None:
-        """Read once, without waiting, and return the frames that are complete; None if the peer closed.
+    def read(self, sock: socket.socket, waits: bool = False) -> list[Frame] | None:
+        """Read once and return the frames that are complete; None if the peer closed.
+
+        With `waits` a socket that may block waits for as long as it was set to.
 
         Raises:
             BlockingIOError: there is nothing to read.
@@ -182,8 +188,14 @@ class Reader:
             BadFrame: the bytes are no frames (F1).
         """
         if self._filling is not None:
-            return self._fill(sock, *self._filling)
-        data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY, _RECEIVE)
+            return self._fill(sock, 0 if waits else _RECEIVE, *self._filling)
+        # Buffers are shared: one per reader would be much for a thousand ranks, a new one per message slow.
+        view = _buffers.pop() if _buffers else memoryview(bytearray(_READ_BYTES))
+        try:
+            count, ancillary, flags, _ = sock.recvmsg_into((view,), _ANCILLARY, 0 if waits else _RECEIVE)
+            data = view[:count].tobytes()
+        finally:
+            _buffers.append(view)
         if ancillary or flags & _TRUNCATED:
             self._keep(ancillary, flags)
         if not data:
@@ -206,13 +218,17 @@ class Reader:
             at = end
             if isinstance(message, Hello):
                 frames.append(Frame(message, b"", []))
-            elif not message.body.sizes:
-                frames.append(Frame(message, message.body.pickled, []))
+            elif not (body := message.body).sizes:
+                frames.append(Frame(message, body.pickled, []))
             else:
                 at += self._begin_tail(message, fds, tail, data[at : at + tail], frames)
         if at < size:
             self._rest = data[at:]
         return frames
+
+    def take_freed(self) -> tuple[int, ...]:
+        """The segments that were let go of since the last time."""
+        return tuple(self.freed.popleft() for _ in range(len(self.freed)))
 
     def close(self) -> None:
         """Close descriptors that belong to no complete frame."""
@@ -227,10 +243,12 @@ class Reader:
         if flags & _TRUNCATED:
             raise BadFrame(f"descriptors from {self.peer} were truncated")
 
-    def _fill(self, sock: socket.socket, message: Call | Reply, tail: bytearray, filled: int) -> list[Frame] | None:
+    def _fill(
+        self, sock: socket.socket, how: int, message: Call | Reply, tail: bytearray, filled: int
+    ) -> list[Frame] | None:
         """Read what follows an envelope straight to where it belongs."""
         with memoryview(tail)[filled:] as target:
-            count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
+            count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, how)
         self._keep(ancillary, flags)
         if count == 0:
             return None
