@@ -215,9 +215,8 @@ def test_awaiting_a_rank_that_is_being_replaced_stops_no_other_coroutine(cluster
     mesh = cluster.mesh(ranks=2, preload=[], restart=FOR_EVER)
     gate = tmp_path / "gate"
     actors = mesh.spawn(Reluctant, str(gate))
-    pid = actors[1].pid().get()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), "the end of the victim")
+    os.kill(actors[1].pid().get(), signal.SIGKILL)
+    mesh.events.wait("lost", rank=1)
 
     async def note(rank: int, x: int) -> int:
         return await actors[rank].note(x)
