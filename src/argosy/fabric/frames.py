@@ -110,19 +110,18 @@ class Parcel:
         self.body = Body(pickled, tuple(sizes), self.segment.number if self.segment is not None else 0)
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """One received message with its buffers."""
 
-    __slots__ = ("buffers", "message", "pickled", "taken")
-
-    def __init__(self, message: Envelope, pickled: bytes | memoryview, buffers: list[memoryview]) -> None:
-        self.message, self.pickled, self.buffers = message, pickled, buffers
-        self.taken = False
+    message: Hello | Call | Reply
+    pickled: bytes | memoryview = b""
+    buffers: Sequence[memoryview] = ()
+    taken: bool = False
 
     def take(self) -> Any:
         """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
         pickled, buffers = self.pickled, self.buffers
-        self.pickled, self.buffers, self.taken = b"", [], True
+        self.pickled, self.buffers, self.taken = b"", (), True
         return load(pickled, buffers)
 
 
@@ -144,14 +143,14 @@ def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequenc
     """
     while parts:
         try:
-            if fds:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = sock.sendmsg(parts[:512], rights, _SEND)
-            elif len(parts) == 1:
+            if not fds and len(parts) == 1:
                 sent = sock.send(part := parts[0], _SEND)
                 if type(part) is bytes and sent == len(part):
                     parts.clear()
                     return True
+            elif fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = sock.sendmsg(parts[:512], rights, _SEND)
             else:
                 sent = sock.sendmsg(parts[:512], [], _SEND)
         except BlockingIOError:
@@ -217,9 +216,9 @@ class Reader:
                 raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
             at = end
             if isinstance(message, Hello):
-                frames.append(Frame(message, b"", []))
+                frames.append(Frame(message))
             elif not (body := message.body).sizes:
-                frames.append(Frame(message, body.pickled, []))
+                frames.append(Frame(message, body.pickled))
             else:
                 at += self._begin_tail(message, fds, tail, data[at : at + tail], frames)
         if at < size:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import msgspec
+
 from argosy.core import ArgosyError
 from argosy.fabric.calls import Callee
 from argosy.fabric.door import AskBusy, Busy, Cancel, door_path, to_door
@@ -97,15 +99,15 @@ class Connection:
                 self.unsent_bytes -= size
 
 
-class Running:
+class Running(msgspec.Struct, eq=False):
     """An endpoint that is being run; it can be interrupted while it is `open`, and is once at most."""
 
-    def __init__(self, connection: Connection, call: Call) -> None:
-        self.connection, self.call = connection, call
-        self.since = time.monotonic()
-        self.thread = threading.get_ident()
-        self.open = False
-        self.cancelled = False
+    connection: Connection
+    call: Call
+    since: float
+    thread: int
+    open: bool = False
+    cancelled: bool = False
 
     def interrupt(self) -> None:
         """From another thread: raise `Cancelled` in the endpoint, unless it has just ended."""
@@ -115,10 +117,8 @@ class Running:
 
     def close(self) -> None:
         """The endpoint has ended: an interrupt that did not come in time is taken back."""
-        self.open = False
-        if self.cancelled:
-            with _interrupting:
-                _raise_in(self.thread, None)
+        with _interrupting:
+            _raise_in(self.thread, None)
 
 
 class Server:
@@ -137,6 +137,7 @@ class Server:
         self._handed: deque[tuple[Connection, Frame]] = deque()
         self._wake = threading.Semaphore(0)
         self._threaded = False
+        self._chains = itertools.count(1)
         self.stopped = False
         self._in_main = threading.current_thread() is threading.main_thread()
         if self._in_main:
@@ -301,8 +302,8 @@ class Server:
         call = frame.message
         assert isinstance(call, Call)
         outer, chain, before = self._serial, self._serial_chain, context.doing
-        self._serial = running = Running(connection, call)
-        self._serial_chain = call.chain or _new_chain()
+        self._serial = running = Running(connection, call, time.monotonic(), threading.get_ident())
+        self._serial_chain = call.chain or self._new_chain()
         context.doing = Doing(self._serial_chain, call.deadline, None if self._threaded else self)
         try:
             self._perform(running, frame)
@@ -310,12 +311,16 @@ class Server:
             self._serial, self._serial_chain = outer, chain
             context.doing = before
 
+    def _new_chain(self) -> int:
+        """A number that no other process of this host gives a chain."""
+        return self._pid << 32 | next(self._chains)
+
     def _run_beside(self, connection: Connection, frame: Frame) -> None:
         call = frame.message
         assert isinstance(call, Call)
-        running = Running(connection, call)
+        running = Running(connection, call, time.monotonic(), threading.get_ident())
         self._beside[connection.number, call.id] = running
-        context.doing = Doing(call.chain or _new_chain(), call.deadline)
+        context.doing = Doing(call.chain or self._new_chain(), call.deadline)
         try:
             self._perform(running, frame)
         except BaseException as error:  # SystemExit and the like end the rank, as they do on its main thread.
@@ -336,7 +341,9 @@ class Server:
                     value = self.actors.perform(call, frame)
                     kind = RESULT
                 finally:
-                    running.close()
+                    running.open = False
+                    if running.cancelled:
+                        running.close()
             except Cancelled:
                 kind = CANCELLED
             except Exception as error:
@@ -448,11 +455,3 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Have a thread raise an error at its next instruction; None takes back what it has not raised yet."""
     set_exception: Callable[..., Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
     set_exception(ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
-
-
-_chains = itertools.count(1)
-
-
-def _new_chain() -> int:
-    """A number that no other process of this host gives a chain."""
-    return os.getpid() << 32 | next(_chains)

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from argosy.core import ArgosyError
 from argosy.fabric.frames import Frame
@@ -11,20 +13,17 @@ if TYPE_CHECKING:
     from argosy.fabric.peer import Peer
 
 
-class Ticket:
-    """One call in flight, and later its outcome."""
+class Ticket(msgspec.Struct, eq=False):
+    """One call in flight, and later its outcome. A struct: one is made for every call."""
 
-    __slots__ = ("done", "error", "frame", "late", "number", "on_done", "peer")
-
-    def __init__(self, peer: "Peer") -> None:
-        self.peer = peer
-        self.number = 0
-        self.late = False
-        """It waits to be made: see `late.py`."""
-        self.done = False
-        self.frame: Frame | None = None
-        self.error: ArgosyError | None = None
-        self.on_done: Callable[[], None] | None = None
+    peer: "Peer"
+    number: int = 0
+    late: bool = False
+    """It waits to be made: see `late.py`."""
+    done: bool = False
+    frame: Frame | None = None
+    error: ArgosyError | None = None
+    on_done: Callable[[], None] | None = None
 
     def settle(self, frame: Frame | None, error: ArgosyError | None) -> None:
         self.frame, self.error = frame, error
@@ -39,7 +38,7 @@ class Host(Protocol):
     def serve_while_waiting(self, fd: int, events: int, timeout_s: float, ticket: "Ticket | None") -> bool: ...
 
 
-class Doing(NamedTuple):
+class Doing(msgspec.Struct, frozen=True):
     """The call that a thread runs: its chain and its deadline, and who serves others while it waits."""
 
     chain: int = 0
