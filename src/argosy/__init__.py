@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from argosy.process import endpoint as endpoint
     from argosy.process import local as local
     from argosy.process import serve as serve
+    from argosy.train import Run as Run
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOMES = {
     "PeerLost": "argosy.core",
     "RemoteError": "argosy.fabric",
     "Restart": "argosy.process",
+    "Run": "argosy.train",
     "Tcp": "argosy.process",
     "connect": "argosy.process",
     "endpoint": "argosy.process",

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
+    {"train"},
     {"process", "collective", "checkpoint", "data"},
     {"fabric", "transfer"},
     {"observe"},
@@ -42,6 +43,7 @@ PUBLIC_NAMES = [
     "PeerLost",
     "RemoteError",
     "Restart",
+    "Run",
     "Tcp",
     "connect",
     "endpoint",
@@ -63,7 +65,9 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 """path:function: reason."""
 MANY_PARAMETERS: dict[str, str] = {
+    "src/argosy/checkpoint/saver.py:__init__": "what a user says of saving: independent keywords, each with a default",
     "src/argosy/data/loader.py:__init__": "what a user says of the input: independent keywords, each with a default",
+    "src/argosy/train/run.py:__init__": "what a user says of a run: independent keywords, each with a default",
 }
 """path:function: reason."""
 DEEP_CLASSES: dict[str, str] = {}

@@ -6,13 +6,14 @@ from argosy._lazy import lazy
 from argosy.checkpoint.committing import prune_steps
 from argosy.checkpoint.fitting import Wish
 from argosy.checkpoint.format import CorruptShard, StepNotFound
+from argosy.checkpoint.gathering import begin_series
 from argosy.checkpoint.inspecting import StepInfo, TensorInfo, diff, list_steps, opened, tensors, verify
 from argosy.checkpoint.keeper.client import Keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.restoring import Restored, restore
 from argosy.checkpoint.retention import Cadence, KeepBest, KeepEvery, KeepLast, best_interval_s
-from argosy.checkpoint.saver import Handle, Saver
+from argosy.checkpoint.saver import Handle, Mark, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "KeepEvery",
     "KeepLast",
     "Keeping",
+    "Mark",
     "Overtaken",
     "Restored",
     "Saver",
@@ -40,6 +42,7 @@ __all__ = [
     "TensorInfo",
     "TornSnapshot",
     "Wish",
+    "begin_series",
     "best_interval_s",
     "diff",
     "export",

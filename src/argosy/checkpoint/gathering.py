@@ -146,6 +146,13 @@ def session(size: int) -> str:
 Answer = tuple[str, str | None]
 EXCHANGE_TIMEOUT_S = 600.0
 _rounds = 0
+_series = ""
+
+
+def begin_series(name: str) -> None:
+    """Count rounds from the start, under a name: all ranks call it together when one of them has been replaced."""
+    global _rounds, _series
+    _rounds, _series = 0, f"{name}/"
 
 
 def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) -> list[Answer]:
@@ -166,7 +173,7 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
     global _rounds
     _rounds += 1
     store: Any = dist.distributed_c10d._get_default_store()
-    keys = [f"argosy/checkpoint/{_rounds}/{rank}" for rank in range(size)]
+    keys = [f"argosy/checkpoint/{_series}{_rounds}/{rank}" for rank in range(size)]
     store.set(keys[dist.get_rank()], msgspec.json.encode(answer))
     try:
         store.wait(keys, timedelta(seconds=timeout_s))

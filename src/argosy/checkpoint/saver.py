@@ -50,12 +50,21 @@ class Handle:
         self.durable.result(timeout_s)
 
 
+class Mark(NamedTuple):
+    """How far the savers of a run are."""
+
+    session: str
+    saves: int
+
+
 def warn(text: str) -> None:
     print(f"argosy: {text}", file=sys.stderr, flush=True)
 
 
 class Saver:
     """Writes the checkpoints of one run. Every rank makes one, and saves the same steps in the same order.
+
+    All make it together, except with `like`: so a rank that was replaced joins those that live.
 
     Raises:
         DirectoryInUse: another living run writes to this directory.
@@ -70,11 +79,13 @@ class Saver:
         cadence: Cadence | None = None,
         keeping: Keeping | None = None,
         sample: int = SAMPLE,
+        like: "Mark | None" = None,
         say: Callable[[str], None] = warn,
     ) -> None:
         self.rank, self.size = place()
-        self._sample, self._count, self._say = sample, 0, say
-        self._session = session(self.size)
+        self._sample, self._count, self._say = sample, 0 if like is None else like.saves, say
+        self._alone = like is not None
+        self._session = session(self.size) if like is None else like.session
         self._writer = self._open(path, tuple(keep), keeping or default_keeping())
         self._pace = self._paced(cadence or Cadence(every_steps=500))
         self._habits = Habits()
@@ -116,13 +127,18 @@ class Saver:
         except ArgosyError as caught:
             error = caught
         kind = "bearable" if isinstance(error, bearable) else "not"
-        answers = exchanged(self.size, (kind, None if error is None else str(error)))
+        answers = exchanged(1 if self._alone else self.size, (kind, None if error is None else str(error)))
         fatal = [fault for other, fault in answers if fault is not None and other == "not"]
         if fatal:
             if writer is not None:
                 writer.close()
             raise error or ConfigError(fatal[0])
         return writer, [fault for _, fault in answers if fault is not None]
+
+    @property
+    def mark(self) -> "Mark":
+        """What a rank needs that joins the others in the middle: it makes its saver `like` theirs."""
+        return Mark(self._session, self._count)
 
     def save(
         self,
@@ -267,7 +283,11 @@ class Saver:
             job.handle.copied.set_result(None)
             self._habits.learn(entries)
             draft = msgspec.structs.replace(job.draft, entries=entries)
-            self._writer.submit(draft, job.snapshot.arena, partial(self._end, job))
+            try:
+                self._writer.submit(draft, job.snapshot.arena, partial(self._end, job))
+            except (TypeError, ValueError) as error:  # A value that JSON cannot say.
+                self._writer.abandon(draft.name, job.snapshot.arena, str(error))
+                self._end(job, error)
 
     def _end(self, job: "_Job", error: BaseException | None) -> None:
         if error is None:

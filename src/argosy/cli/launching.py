@@ -38,6 +38,10 @@ from argosy.process import (
 )
 
 RANKS_MAX = 4096
+AUTO_PER_HOUR = 240
+"""Replacements of ranks whose loss costs no step: more often than every 15 s something else is wrong."""
+AUTO_STARTUP = 10
+"""In a row, without a step between them."""
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 
 
@@ -289,8 +293,10 @@ def parse_dims(options: Options) -> dict[str, int]:
 
 
 def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
-    """`--max-restarts` alone means all ranks, as for torchrun."""
+    """`--max-restarts` alone means all ranks, as for torchrun; without either it depends on who owns the loop."""
     if options.restart is None:
+        if options.max_restarts is None:
+            return Restart(policy="auto", per_hour=AUTO_PER_HOUR, startup_max=AUTO_STARTUP)
         if not options.max_restarts:
             return Restart.never()
         return Restart(policy="all", max_restarts=options.max_restarts, startup_max=options.max_restarts)

@@ -166,6 +166,19 @@ class Group(dist.ProcessGroup):
             step()
         self._models = models_of(self)
 
+    def settled(self) -> bool:
+        """Whether the DDP models of this process, if any, have laid their gradients out in buckets for good."""
+        self._models = models_of(self)
+        return not self._models or bool(layout_of(self._models))
+
+    def look(self) -> None:
+        """Take note of a loss that nobody has met yet."""
+        if self.state == "live" and self._inside is not None and self._inside.engine is not None:
+            try:
+                self._inside.engine.check()
+            except ArgosyError as loss:
+                self._lose(loss)
+
     def reform(
         self,
         members: Sequence[int] | None,
@@ -249,21 +262,21 @@ class Group(dist.ProcessGroup):
         """Wait until nothing that was issued is still running."""
         self._queue.drain(timeout_s)
 
-    def agree(self, ready: bool) -> bool:
-        """Return whether all ranks said they are ready.
+    def agree(self, words: Sequence[int]) -> list[int]:
+        """Return the smallest of each word over all ranks.
 
         Raises:
             PeerLost, DeadlinePassed: the group is lost, on all survivors alike.
         """
         if self.state == "joining":
-            return ready
+            return list(words)
         if self.loss is not None:
             raise self.loss
-        word = torch.tensor([int(ready)], dtype=torch.uint8)
+        found = torch.tensor(words, dtype=torch.int64)
         options = reduction_options("MIN")
-        plan = plans.all_reduce("vote", [word], reduction_code(options), ("allreduce", ([word], options)))
+        plan = plans.all_reduce("vote", [found], reduction_code(options), ("allreduce", ([found], options)))
         self._carry_out(plan, self._timeout.total_seconds())
-        return bool(word.item())
+        return [int(word) for word in found]
 
     def shutdown(self) -> None:
         self._queue.close()
@@ -278,6 +291,8 @@ class Group(dist.ProcessGroup):
 
     def _issue(self, plan: Plan, opts: Any) -> Work:
         index, site = count_collective(self, plan.name)
+        if (latch := registry.latch()) is not None:
+            latch.issued += 1
         work = Work(plan.result)
         if self.state != "live" and self._answered(plan, work):
             return work

@@ -5,7 +5,7 @@ L2  All survivors see the same outcome of a vote: its one arrival beats every ab
 L3  An exception raised after a loss is a consequence of it and ends with the block; one that `apply` raises does not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ class Latch:
         self._group = group
         self.loss: ArgosyError | None = None
         self.committed = False
+        self.issued = 0
+        """Operations begun since the latch was set."""
         self._agreed = False
 
     def __enter__(self) -> "Latch":
@@ -52,17 +54,24 @@ class Latch:
 
     def vote(self, apply: Callable[[], object] | None = None, *, ready: bool = True) -> bool:
         """Call `apply` if all ranks are here and ready; otherwise change nothing and return False."""
-        self._drain()
-        if self.loss is None:
-            try:
-                self._agreed = self._group.agree(ready)
-            except (PeerLost, DeadlinePassed) as loss:
-                self.trip(loss)
-                return False
+        answer = self.ask([int(ready)])
+        if answer is not None:
+            self._agreed = bool(answer[0])
             if self._agreed and apply is not None:
                 apply()
             self.committed = self._agreed
         return self.committed
+
+    def ask(self, words: Sequence[int]) -> list[int] | None:
+        """The smallest of each word over all ranks; None if a rank is lost: then the step cannot count."""
+        self._drain()
+        if self.loss is not None:
+            return None
+        try:
+            return self._group.agree(words)
+        except (PeerLost, DeadlinePassed) as loss:
+            self.trip(loss)
+            return None
 
     def _drain(self) -> None:
         for group in registry.groups():

@@ -4,6 +4,7 @@ Each pair of ranks has a ring per direction in the receiver's region. A message 
 bytes. Messages of a pair arrive in order; one whose tag nobody waits for is kept aside on the heap.
 """
 
+import atexit
 import ctypes
 import struct
 import threading
@@ -98,7 +99,14 @@ class Postman:
         self._out = {rank: _Ring(engine, engine.rank, rank) for rank in others}
         self._in = {rank: _Incoming(_Ring(engine, rank, engine.rank)) for rank in others}
         self._closed = False
-        threading.Thread(target=self._run, name="argosy-postman", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="argosy-postman", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """The process ends: nothing of this may run while its modules are taken apart."""
+        self.close()
+        self._thread.join(1.0)
 
     def send(self, letter: Letter) -> None:
         with self._lock:
@@ -111,6 +119,7 @@ class Postman:
         self._engine.segment.ring_doorbell(self._engine.rank)
 
     def close(self) -> None:
+        atexit.unregister(self._end)
         self._closed = True
         self._engine.segment.ring_doorbell(self._engine.rank)
 

@@ -143,6 +143,16 @@ class Loader:
                 raise ConfigError("the step was committed while its microbatches were still being handed out")
             yield self._hand_out(ticket)
 
+    @property
+    def pieces(self) -> int:
+        """How many microbatches this rank has in the step at the cursor."""
+        return len(self._tickets(self.cursor))
+
+    @property
+    def samples(self) -> int:
+        """How many samples the global batch at the cursor has."""
+        return self._count(self.cursor)
+
     def commit(self) -> None:
         """The step is done: go on to the next one."""
         for ticket, filled in self._reports.items():

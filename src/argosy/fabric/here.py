@@ -50,6 +50,8 @@ class Place(msgspec.Struct, kw_only=True):
     run: str = ""
     directory: Path | None = None
     socket: Path | None = None
+    memory: Path | None = None
+    """A folder in shared memory that lives as long as the run."""
     launcher: Literal["argosy", "torchrun", "none"] = "none"
     _link: Link[Released] | None = None
     _barriers: int = 0
@@ -112,5 +114,6 @@ def here() -> Place:
         run=env["ARGOSY_RUN"],
         directory=Path(env["ARGOSY_RUN_DIR"]),
         socket=Path(env["ARGOSY_AGENT"]),
+        memory=Path(env["ARGOSY_MEMORY"]),
         launcher="argosy",
     )

@@ -3,7 +3,15 @@
 This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
 """
 
-from argosy.observe.hooks import attach, attached, count_collective, install, install_when_imported, mark_waiting
+from argosy.observe.hooks import (
+    attach,
+    attached,
+    count_collective,
+    install,
+    install_when_imported,
+    mark_waiting,
+    own_steps,
+)
 from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
 from argosy.observe.page import Page
 from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
@@ -29,6 +37,7 @@ __all__ = [
     "install",
     "install_when_imported",
     "mark_waiting",
+    "own_steps",
     "read_journal",
     "read_spans",
     "record_spans",

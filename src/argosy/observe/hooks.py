@@ -40,6 +40,7 @@ class _Hooks:
     def __init__(self) -> None:
         self.page = Page.void()
         self.collectives = Collectives()
+        self.counts_steps = True
         self.installed: set[str] = set()
 
     def install(self) -> None:
@@ -69,7 +70,7 @@ class _Hooks:
         compiling = torch.compiler.is_compiling
 
         def stepped(*_: Any) -> None:
-            if not compiling():
+            if not compiling() and self.counts_steps:
                 self.page.step()
 
         untraced(torch, stepped, callees=True)
@@ -141,6 +142,13 @@ def attach(page: Page) -> None:
 
 def attached() -> Page:
     """The page that this process writes; one that nobody sees if it has none."""
+    return _hooks.page
+
+
+def own_steps() -> Page:
+    """The step loop is Argosy's own: it counts the steps on the page that this returns, the hooks do not any more."""
+    _hooks.counts_steps = False
+    _hooks.page.set_flag(Flag.RUN_MANAGED)
     return _hooks.page
 
 

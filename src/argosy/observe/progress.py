@@ -27,6 +27,8 @@ class Flag(IntFlag):
     """`argosy.Run` owns the step loop."""
     SERVED = 16
     """A rank of a mesh has answered a call."""
+    HOPELESS = 32
+    """A replacement would fail as this rank did: none is wanted."""
 
 
 class Doing(IntEnum):

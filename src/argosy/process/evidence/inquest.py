@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argosy.core import RankId, WaitStatus
+from argosy.observe import Flag
 from argosy.process.evidence.frames import Stack
 from argosy.process.evidence.hang import HangPolicy, Suspect
 from argosy.process.evidence.incident import (
@@ -159,7 +160,8 @@ class Inquest:
         elif timeout_s is not None and now - hang.since >= timeout_s:
             self._hang = None
             culprit = hang.culprits[0] if hang.culprits else 0
-            self._run.feed(root.Hung(culprit, f"hung: {hang.headline}"))
+            managed = any(seen.has(Flag.RUN_MANAGED) for seen in self._run.progress().values())
+            self._run.feed(root.Hung(culprit, f"hung: {hang.headline}", managed=managed))
 
     def _write_crash(self, stacks: dict[int, Stack]) -> None:
         assert self._crash is not None

@@ -233,6 +233,7 @@ class Running:
         port = self.store.port if self.store is not None else 0
         variables = rank_variables(self.launch, rank.index, rank.generation, port)
         variables["ARGOSY_RUN"] = self.run
+        variables["ARGOSY_MEMORY"] = str(self.memory)
         variables["ARGOSY_AGENT"] = str(self.host.runtime / "agent.sock")
         variables["TORCHELASTIC_ERROR_FILE"] = str(self.logs / f"{stem}.error.json")
         return RankSpec(
@@ -293,12 +294,17 @@ class Running:
             oom = explain_oom(before, again(before), message.status, asked=asked)
         self.paused.pop(rank.index, None)
         self.inquest.exited(rank, message.status, oom)
+        managed = any(p.has(Flag.RUN_MANAGED) for p in progress.values())
+        # Where the others only wait for the lost rank, their steps are no sign that its replacement fares better.
+        movers = [progress[rank]] if managed and rank in progress else progress.values()
         self.feed(
             root.Exited(
                 rank,
                 message.status,
-                progressed=lived_s > STEADY_S or any(_moved(p) for p in progress.values()),
+                progressed=(lived_s > STEADY_S and not managed) or any(_moved(p) for p in movers),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
+                managed=managed,
+                hopeless=any(p.has(Flag.HOPELESS) for p in progress.values()),
                 oom=oom,
                 cpu_s=message.cpu_s,
                 max_rss_bytes=message.max_rss_bytes,
@@ -480,4 +486,6 @@ class Running:
 
 def _moved(progress: Progress) -> bool:
     """Whether a rank did what it is there for."""
+    if progress.has(Flag.RUN_MANAGED):
+        return bool(progress.steps)
     return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))

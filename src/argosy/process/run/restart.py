@@ -29,6 +29,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """Which ranks are replaced after a failure, and how often."""
 
     policy: str = "never"
+    """`auto` replaces the failed rank where `argosy.Run` owns the loop, and nothing elsewhere."""
     along: str = ""
     """The mesh dimension of a policy that needs one."""
     max_restarts: int | None = None
@@ -78,6 +79,10 @@ class Failure(msgspec.Struct, frozen=True):
     progressed: bool
     cause: str
     generation: int = 0
+    managed: bool = False
+    """`argosy.Run` owns the step loop, so that the other ranks can wait for this one's replacement."""
+    hopeless: bool = False
+    """The rank said that a replacement would fail as well."""
 
 
 class RestartAfter(msgspec.Struct, frozen=True):
@@ -114,8 +119,13 @@ def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[
     """Return what follows from the last of `failures`; the earlier ones were each answered by a restart."""
     last, causes = failures[-1], _causes(failures)
     past = len(causes) - 1
-    if restart.policy == "never":
+    policy = restart.policy
+    if last.managed and policy in ("auto", "all"):
+        policy = "rank"
+    if policy in ("auto", "never"):
         return GiveUp("restarts were not asked for")
+    if last.hopeless:
+        return GiveUp("a replacement would fail as well")
     if restart.max_restarts is not None and past >= restart.max_restarts:  # R1
         return GiveUp(f"{past} of {restart.max_restarts} restarts are used")
     in_a_row = 0
@@ -128,7 +138,7 @@ def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[
     recent = sum(1 for failure in causes[:-1] if last.at - failure.at < _HOUR_S)
     if recent >= restart.per_hour:  # R3
         return GiveUp(f"{recent} restarts within an hour, {restart.per_hour} allowed")
-    affected: Affected = import_module(f"argosy.process.run.policies.{restart.policy}").affected
+    affected: Affected = import_module(f"argosy.process.run.policies.{policy}").affected
     ranks = tuple(sorted(affected(last.index, dims, restart.along)))
     first_delay_s = restart.backoff_s if in_a_row < 2 else max(restart.backoff_s, 0.5)
     delay_s = min(first_delay_s * 2.0 ** max(0, in_a_row - 2), restart.backoff_max_s)  # R4

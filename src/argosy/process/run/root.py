@@ -92,12 +92,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A rank's process is gone. `grouped`: some rank had formed a process group of torch's own."""
+    """A rank's process is gone.
+
+    `grouped`: some rank had formed a process group of torch's own. `managed`: `argosy.Run` owns the step loop.
+    `hopeless`: it said that a replacement would fail as well.
+    """
 
     rank: RankId
     status: WaitStatus
     progressed: bool = False
     grouped: bool = False
+    managed: bool = False
+    hopeless: bool = False
     oom: str = ""
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
@@ -118,6 +124,7 @@ class Hung(msgspec.Struct, frozen=True, tag=True):
     summary: str
     progressed: bool = True
     grouped: bool = True
+    managed: bool = False
 
 
 class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
@@ -158,7 +165,8 @@ def react(state: RunState, event: Event, now: float) -> Step:
             state, effects = _stop(state, event, now)
         case Hung(index, summary):
             generation = state.slots[index].generation
-            failure = Failure(index, now, event.progressed, f"rank {index}: {summary}", generation)
+            cause = f"rank {index}: {summary}"
+            failure = Failure(index, now, event.progressed, cause, generation, event.managed)
             state, effects = _failed(state, failure, HANG_CODE, event.grouped)
         case EvidenceTaken():
             turns = tuple(msgspec.structs.replace(t, awaiting_evidence_until=None) for t in state.turns)
@@ -212,7 +220,7 @@ def _exited(state: RunState, event: Exited, now: float) -> Step:
     if event.status.ok or handled:
         return state, effects
     cause = f"rank {slot.index}: {event.oom or event.status}"
-    failure = Failure(slot.index, now, event.progressed, cause, slot.generation)
+    failure = Failure(slot.index, now, event.progressed, cause, slot.generation, event.managed, event.hopeless)
     state, more = _failed(state, failure, event.status.shell_code, event.grouped)
     return state, effects + more
 
@@ -226,12 +234,12 @@ def _failed(state: RunState, failure: Failure, code: int, grouped: bool) -> Step
     decision = decide_restart(state.restart, state.failures, state.dims)
     effects: list[do.Effect] = [do.TakeEvidence(state.rank(index), failure.cause)]
     if isinstance(decision, GiveUp):
-        if state.restart.policy != "never":
+        if state.restart.policy not in ("auto", "never") or failure.managed:
             effects.append(do.Record(facts.GaveUp(at=now, reason=decision.reason)))
         turn = Turn(_everyone(state), failure.cause, final=True, code=code)
     else:
         ranks, cause = decision.ranks, failure.cause
-        if grouped and len(ranks) < len(state.slots):
+        if grouped and not failure.managed and len(ranks) < len(state.slots):
             ranks = _everyone(state)
             cause += "; all ranks restart, because torch's own process group cannot take one rank back"
         turn = Turn(ranks, cause, final=False, start_at=now + decision.delay_s)

@@ -1,0 +1,148 @@
+"""The ranks of a run, as one of them sees them: alone, under a foreign launcher, or replaceable.
+
+W1  Ranks meet in views, which grow: whoever replaces a lost rank opens the next one, and all leave for the newest.
+W2  Until a rank has met the others its groups answer locally, so that constructors and rehearsals need nobody.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateImportUsage=false
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from argosy.collective import Group, Latch, joining
+from argosy.core import ConfigError, DeadlinePassed
+from argosy.fabric import here
+
+Kind = Literal["alone", "foreign", "replaceable"]
+_VIEWS = "argosy/views"
+_POLL_S = 0.002
+FORM_S = 60.0
+
+
+class Crew:
+    """This rank's link to the others.
+
+    Raises:
+        ConfigError: a process group exists already where the run must make it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        place = here()
+        self.rank, self.size, self.generation = place.rank.index, place.size, place.rank.generation
+        self._patience_s = patience_s
+        self._store: Any = None
+        self._joining = ExitStack()
+        self._tried = 0
+        self._announced = False
+        self.group: Any = None
+        self.joined = False
+        self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None)
+
+    def _open(self, launched: bool) -> Kind:
+        if self.size == 1 and not launched:
+            return "alone"
+        if dist.is_initialized():
+            if launched and self.generation:
+                raise ConfigError(
+                    "the process group was made before the run, so a replaced rank cannot join it",
+                    hint="make argosy.Run first and leave init_process_group out: the run makes the group",
+                )
+            self.group = dist.group.WORLD
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            return "foreign"
+        if torch.accelerator.is_available() or not launched:
+            dist.init_process_group(None if torch.accelerator.is_available() else "argosy")
+            self.group = dist.group.WORLD
+            return "foreign"
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # Not torch's rendezvous: it would give each generation names of its own.
+        store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+        self._store = dist.PrefixStore("argosy/run", store)
+        self._joining.enter_context(joining())
+        dist.init_process_group("argosy", store=self._store, rank=self.rank, world_size=self.size)
+        self.group = dist.group.WORLD
+        return "replaceable"
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def latched(self) -> Latch | None:
+        """Begin an attempt in which no loss raises, if the group can do that."""
+        return self.group.latched() if isinstance(self.group, Group) else None
+
+    def ask(self, words: Sequence[int], latch: Latch | None) -> list[int] | None:
+        """The smallest of each word over all ranks; None if a rank is lost."""
+        if latch is not None:
+            return latch.ask(words)
+        if self.group is None:
+            return list(words)
+        found = torch.tensor(words, dtype=torch.int64)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return [int(word) for word in found]
+
+    def is_lost(self, wait_s: float = 0.0) -> bool:
+        """Whether the group has lost a rank, or loses one within `wait_s`."""
+        deadline = time.monotonic() + wait_s
+        while isinstance(self.group, Group) and self.group.state == "live":
+            self.group.look()
+            if self.group.state != "live" or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_S)
+        return isinstance(self.group, Group) and self.group.state == "lost"
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank says."""
+        if self.size == 1:
+            return [mine]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, mine)
+        return found
+
+    # -- meeting -----------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> int:
+        """The newest view that somebody has opened."""
+        return 1 if self._store is None else 1 + int(self._store.add(_VIEWS, 0))
+
+    @property
+    def must_be_settled(self) -> bool:
+        """Whether the next meeting is with ranks that may have settled their buckets."""
+        return self.generation > 0 or self.joined or self.view > 1
+
+    def meet(self, give_up: Callable[[], bool]) -> int:
+        """Meet the others in the newest view; returns its number.
+
+        Raises:
+            PeerLost, DeadlinePassed, Superseded: it failed; meet again.
+        """
+        view = self._next_view(give_up)
+        self._tried = view
+        self.group.reform(None, view, timeout_s=FORM_S, give_up=lambda: give_up() or self.view > view)
+        self._joining.close()
+        self.joined = True
+        return view
+
+    def _next_view(self, give_up: Callable[[], bool]) -> int:
+        if self.generation and not self._announced:
+            self._store.add(_VIEWS, 1)  # W1
+            self._announced = True
+        deadline = time.monotonic() + self._patience_s
+        while (view := self.view) <= self._tried and not give_up():
+            if time.monotonic() > deadline:
+                raise DeadlinePassed(
+                    "a lost rank's replacement", self._patience_s, hint="argosy why tells what it does"
+                )
+            time.sleep(_POLL_S)
+        return view
+
+    # -- what all of them remember -----------------------------------------------------------------
+
+    def count(self, name: str) -> int:
+        """Count something over all ranks and generations; returns the new count."""
+        return 1 if self._store is None else int(self._store.add(f"argosy/count/{name}", 1))

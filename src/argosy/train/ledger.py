@@ -1,0 +1,70 @@
+"""What a run remembers besides tensors: the user's counters, cursors, the best values, what bits depend on."""
+# pyright: reportUnknownMemberType=false
+
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+from argosy.data import Loader
+from argosy.train.rows import Best
+
+
+class Ledger:
+    """Goes with the tracked state wherever it goes."""
+
+    def __init__(self, bits: dict[str, Any]) -> None:
+        self.state: dict[str, Any] = {}
+        self.bests: dict[str, Best] = {}
+        self.loaders: list[Loader] = []
+        self.bits = bits
+        self.stored_bits: dict[str, Any] = {}
+        self._waiting: list[dict[str, Any]] = []
+        """States of loaders that the script has not used yet."""
+
+    def use(self, loader: Loader) -> None:
+        """Keep a loader's cursor from now on; it goes on where it was."""
+        if loader in self.loaders:
+            return
+        number = len(self.loaders)
+        self.loaders.append(loader)
+        if number < len(self._waiting):
+            loader.load_state_dict(self._waiting[number])
+
+    def state_dict(self) -> dict[str, Any]:
+        cursors = [loader.state_dict() for loader in self.loaders]
+        return {
+            "state": self.state,
+            "bests": {name: msgspec.to_builtins(best) for name, best in self.bests.items()},
+            "loaders": cursors + self._waiting[len(cursors) :],
+            "bits": self.bits,
+        }
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        self.state.clear()
+        self.state.update(found["state"])
+        self.bests = {name: msgspec.convert(best, Best) for name, best in found["bests"].items()}
+        self.stored_bits = found["bits"]
+        self._waiting = list(found["loaders"])
+        for loader, state in zip(self.loaders, self._waiting, strict=False):
+            loader.load_state_dict(state)
+
+
+def bits_record(size: int, seed: int) -> dict[str, Any]:
+    """What results depend on, bit for bit, besides the script."""
+    return {
+        "torch": str(torch.__version__),
+        "cpu": str(torch.backends.cpu.get_cpu_capability()),
+        "threads": torch.get_num_threads(),
+        "ranks": size,
+        "seed": seed,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+    }
+
+
+def bits_differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What has changed since, one clause each."""
+    return [f"{name} was {stored[name]}, is {now.get(name)}" for name in stored if stored[name] != now.get(name)]

@@ -1,0 +1,163 @@
+"""Make a crew whole again: who takes which state from whom, carried out."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from argosy.checkpoint import Mark, StepNotFound, begin_series, restore
+from argosy.core import ArgosyError, PeerLost
+from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
+from argosy.train.keeping import state_of
+from argosy.train.pocket import plan, unpack, write
+from argosy.train.rows import Row
+
+if TYPE_CHECKING:
+    from argosy.train.run import Run
+    from argosy.train.step import Step
+
+
+class Mending:
+    """What a run knows of how its ranks' states relate, and how it heals."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+        self.fresh = True
+        self.copies = True
+        """The parameters of all ranks are copies of each other."""
+        self.late = False
+        """Some rank did collectives after its first update."""
+        self.pending = False
+        """This one did, in a step that was decided before; the others do not know yet."""
+        self.speaker = 0
+
+    def heal(self, view: int) -> None:
+        """With all ranks of a new view: everybody has the state of the same step afterwards.
+
+        Raises:
+            PeerLost, DeadlinePassed: one was lost meanwhile; meet again.
+        """
+        run = self._run
+        begin_series(f"view{view}")
+        full = run.pocket.steps("full") if run.pocket is not None else []
+        mine = Told(self.fresh, run.step, self.copies, full, run.undo)
+        said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.recent))
+        told = [each for each, _, _ in said]
+        alive = [rank for rank, each in enumerate(told) if not each.fresh]
+        self.speaker = alive[0] if alive else 0
+        decision = decide_healing(told)
+        match decision:
+            case FromPeer():
+                self._from_peer(decision)
+            case FromPockets(step):
+                self._from_pocket(step)
+                if not alive:
+                    self.compare()
+            case _:
+                self.from_disk()
+                run.parallel_begin()
+                self.compare()
+        if alive:
+            self.copies, run.undo = told[alive[0]].copies, told[alive[0]].undo
+        mark = next((mark for _, mark, _ in said if mark is not None), None)
+        run.saves.open(run, mark)
+        if self.fresh and alive:
+            self._catch_up(said[alive[0]][2])
+        self.fresh = False
+
+    def _from_peer(self, healing: FromPeer) -> None:
+        """The source sends its state to each fresh rank; what is local comes from that rank's own pocket."""
+        run = self._run
+        if healing.pocketed and run.rank == healing.source:
+            self._from_pocket(healing.step)
+        if run.rank == healing.source and healing.fresh:
+            run.wait_for_copy()
+            capsule = run.tracked.capture()
+            packed = plan(capsule)
+            content = torch.empty(packed.size, dtype=torch.uint8)
+            write(packed, capsule, content)
+            for rank in healing.fresh:
+                dist.send_object_list([packed.description, packed.size], rank)
+                if packed.size:
+                    dist.send(content, rank)
+        elif run.rank in healing.fresh:
+            head: list[Any] = [None, None]
+            dist.recv_object_list(head, healing.source)
+            content = torch.empty(head[1], dtype=torch.uint8)
+            if head[1]:
+                dist.recv(content, healing.source)
+            run.tracked.adopt(unpack(head[0], content))
+            own = run.pocket.get(healing.step, "local") if run.pocket is not None else None
+            if own is not None:
+                run.tracked.adopt(own)
+            run.step = healing.step
+
+    def _from_pocket(self, step: int) -> None:
+        run = self._run
+        if not self.fresh and run.step == step:
+            return
+        capsule = None if run.pocket is None else run.pocket.get(step, "full")
+        if capsule is None:
+            raise PeerLost(f"rank {run.rank}", f"its pocket does not hold step {step} any more")
+        run.wait_for_copy()
+        run.tracked.adopt(capsule)
+        if run.step > step:
+            run.went_back(step)
+        run.step = step
+
+    def from_disk(self, *, quiet: bool = False) -> None:
+        """The newest checkpoint, if there is one."""
+        run = self._run
+        try:
+            found = restore(run.directory, into=state_of(run))
+        except StepNotFound:
+            run.step = 0
+            return
+        run.step = found.step
+        if not quiet:
+            run.restored(found.step, found.source)
+
+    def compare(self) -> None:
+        """Find out whether the ranks' parameters are copies of each other."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, tensor in self._run.tracked.parameters().items():
+            digest.update(name.encode())
+            if tensor.numel():
+                digest.update(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+        found = self._run.crew.gather(digest.hexdigest())
+        self.copies = len(set(found)) == 1
+        self.put_full()
+
+    def after(self, step: "Step", *, late: bool) -> None:
+        """A step counts: learn whether the next one must be copied first, and keep what no other rank has."""
+        run = self._run
+        self.pending = late and not run.undo
+        if run.undo and not self.late and step.number >= 1:
+            run.undo = False
+        elif self.late and not run.undo:
+            run.undo = True
+            run.say(f"step {step.number} exchanged data after its first update: from now on all state is copied first")
+        self.put_full()
+
+    def put_full(self) -> None:
+        """Where ranks hold different parameters each keeps its own, every step."""
+        run = self._run
+        if run.pocket is None or self.copies:
+            return
+        try:
+            run.pocket.put(run.step, "full", run.tracked.capture())
+        except OSError as error:
+            raise ArgosyError(
+                f"no shared memory for this rank's state: {error.strerror}", hint="free /dev/shm, or make it larger"
+            ) from error
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """A new rank 0 writes the rows that the old one had no time for."""
+        from argosy.train.rows import read_log
+
+        run = self._run
+        if run.rank == 0:
+            known = {row.step for row in read_log(run.directory)}
+            run.write_rows([row for row in rows if row.step not in known and row.step <= run.step])

@@ -1,0 +1,38 @@
+"""Values that are made once per step, whatever happens to its attempts."""
+
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Once:
+    """Keeps them until the step counts: in memory that outlives the rank where there is some."""
+
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        self._path = None if folder is None else folder / f"{rank}.once"
+        self._values: dict[tuple[int, str], Any] = self._read()
+
+    def get(self, step: int, name: str, make: Callable[[], Any]) -> Any:
+        key = (step, name)
+        if key not in self._values:
+            self._values[key] = make()
+            if self._path is not None:
+                temporary = self._path.with_suffix(".new")
+                temporary.write_bytes(pickle.dumps(self._values))
+                temporary.replace(self._path)
+        return self._values[key]
+
+    def forget(self) -> None:
+        """The step counts: the next one makes its own."""
+        if self._values:
+            self._values = {}
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[tuple[int, str], Any]:
+        if self._path is not None:
+            with suppress(OSError, EOFError, pickle.UnpicklingError):
+                return pickle.loads(self._path.read_bytes())
+        return {}

@@ -1,0 +1,124 @@
+"""What a run logs: rows of numbers by step, in a journal; after a rollback or a resume the newer row counts.
+
+R1  A row is written when its step has committed, once.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from argosy.observe import Journal, read_journal
+
+FILE = "metrics/log"
+
+
+class Row(msgspec.Struct, frozen=True, tag="row"):
+    """Numbers of one step."""
+
+    step: int
+    at: float
+    values: dict[str, float]
+
+
+class WentBack(msgspec.Struct, frozen=True, tag="back"):
+    """Training goes on after `step`: later rows before this record do not count."""
+
+    step: int
+    at: float
+
+
+_decoder: msgspec.msgpack.Decoder[Row | WentBack] = msgspec.msgpack.Decoder(Row | WentBack)
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Values as numbers; tensors of one element are read, which waits for an accelerator.
+
+    Raises:
+        TypeError, ValueError: one is no number.
+    """
+    return {name: float(value) for name, value in values.items()}
+
+
+class Log:
+    """The writing end, of rank 0."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(path)
+
+    def write(self, record: Row | WentBack) -> None:
+        """Add a record; on a full disk it is lost, and training goes on."""
+        self._journal.append(msgspec.msgpack.encode(record))
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def read_log(directory: str | Path) -> list[Row]:
+    """The rows of a run that count, in order of their steps."""
+    path = Path(directory) / FILE
+    if not path.exists():
+        return []
+    return settle_rows(_decoder.decode(record) for record in read_journal(path))
+
+
+def settle_rows(records: Iterable[Row | WentBack]) -> list[Row]:
+    """The rows that count: several of one step are one, the newer values win."""
+    rows: dict[int, Row] = {}
+    for record in records:
+        if isinstance(record, WentBack):
+            rows = {step: row for step, row in rows.items() if step <= record.step}
+        elif record.step in rows:
+            rows[record.step] = Row(record.step, record.at, {**rows[record.step].values, **record.values})
+        else:
+            rows[record.step] = record
+    return [rows[step] for step in sorted(rows)]
+
+
+class Best(msgspec.Struct):
+    """The best value of something logged, and how many times it was logged since."""
+
+    value: float = math.nan
+    step: int = -1
+    age: int = 0
+
+    def see(self, value: float, step: int, *, highest: bool) -> None:
+        better = math.isnan(self.value) or (value > self.value if highest else value < self.value)
+        if better and not math.isnan(value):
+            self.value, self.step, self.age = value, step, 0
+        else:
+            self.age += 1
+
+
+class Line:
+    """The line about progress: now and then, with rate and time left."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        self._every_s = every_s
+        self._at, self._step = time.monotonic(), -1
+
+    def due(self, step: int, until: int | None, values: Mapping[str, float], now: float) -> str:
+        """The line to print at `now`, or nothing."""
+        if self._step < 0:
+            self._step, self._at = step, now
+        if now - self._at < self._every_s:
+            return ""
+        rate = (step - self._step) / (now - self._at)
+        self._step, self._at = step, now
+        parts = [f"step {step:,}" + (f" of {until:,}" if until else "")]
+        parts += [f"{name} {value:.4g}" for name, value in values.items()]
+        parts.append(f"{rate:.3g} steps/s")
+        if until and rate > 0:
+            parts.append(f"{_duration((until - step) / rate)} left")
+        return " · ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

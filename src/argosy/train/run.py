@@ -1,0 +1,386 @@
+"""A run: the step loop of a training that survives what happens to it.
+
+run = argosy.Run("runs/gpt", seed=0)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(until=2000):
+    with step:
+        loss = model(step.batch(data)).mean()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from argosy.collective import Superseded
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.data import Loader, seed_generators
+from argosy.fabric import here
+from argosy.observe import Flag, own_steps
+from argosy.train.crew import Crew
+from argosy.train.keeping import Keep, Saves
+from argosy.train.ledger import Ledger, bits_differences, bits_record
+from argosy.train.mending import Mending
+from argosy.train.once import Once
+from argosy.train.parallel import Parallel
+from argosy.train.pocket import Capsule, Pocket
+from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
+from argosy.train.signals import Wish, Wishes
+from argosy.train.step import Diverged, Outcome, Step, loss_text
+from argosy.train.tracking import Tracked
+
+FAILED_MAX = 3
+REHEARSALS = 3
+
+
+class Run:
+    """The state of a training and its loop, through failures, in a directory.
+
+    Alone, under torchrun, or under `argosy run`, where a lost rank is replaced while the others wait. A directory that
+    holds a run is gone on with.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        seed: int = 0,
+        save_every: int = 500,
+        save_every_s: float = 600.0,
+        keep: Sequence[Keep] | None = None,
+        patience_s: float = 600.0,
+    ) -> None:
+        self.crew = Crew(patience_s)
+        self.rank, self.size, self.seed = self.crew.rank, self.crew.size, seed
+        self.directory = Path(directory or here().directory or Path("runs") / (Path(sys.argv[0]).stem or "run"))
+        self.step = 0
+        """Steps that count."""
+        self.tracked, self._ledger = Tracked(), Ledger(bits_record(self.size, seed))
+        self.tracked.others["run"] = self._ledger
+        self.current: Step | None = None
+        self.undo = True
+        """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
+        self.wish = Wishes()
+        self.saves = Saves(self.directory, save_every, save_every_s, keep)
+        memory = here().memory
+        self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
+        self._once = Once(memory if self.pocket else None, self.rank)
+        self.mending = Mending(self)
+        self._parallel = Parallel()
+        self._log: Log | None = None
+        self.recent: list[Row] = []
+        self._line = Line()
+        self._until: int | None = None
+        self._page = own_steps() if self.crew.kind == "replaceable" else None
+        self._lost_at: tuple[float, str] | None = None
+        seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
+        if self.rank == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        if self.crew.kind == "foreign":
+            self.say(
+                "not under `argosy run`: a lost rank is not replaced; a new launch goes on from the last checkpoint"
+            )
+
+    # -- what a script says ------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Counters of the user's own: what JSON can say. Rolled back and saved with everything else."""
+        return self._ledger.state
+
+    def track(self, **things: Any) -> None:
+        """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
+
+        Raises:
+            ConfigError: something is tracked twice, or has no state_dict.
+        """
+        with self._hopeless():
+            for name, thing in things.items():
+                if name == "run" or "/" in name:
+                    raise ConfigError(f"not a name for something tracked: {name!r}")
+                self.tracked.add(name, thing)
+                if name in self.tracked.optimizers:
+                    thing.register_step_pre_hook(self._before_update)
+
+    def log(self, **values: Any) -> None:
+        """Note numbers: inside a step they count if it does, outside at once."""
+        if self.current is not None:
+            self.current.rows.update({k: v.detach() if hasattr(v, "detach") else v for k, v in values.items()})
+        else:
+            self._write(Row(self.step, time.time(), numbers(values)))
+
+    def best(self, name: str, *, highest: bool = False) -> Best:
+        """The lowest value logged under a name (the highest with `highest`), its step and its age."""
+        return self._ledger.bests.setdefault(name + (" highest" if highest else ""), Best())
+
+    def stop(self, reason: str = "") -> None:
+        """End the loop on all ranks after the next step that counts."""
+        self.wish.ask(Wish.STOP, reason)
+
+    def save(self, tag: str | None = None) -> None:
+        """Begin a checkpoint of the last step; all ranks do. A tagged one is kept."""
+        self.saves.save(self, tag)
+
+    @contextmanager
+    def aside(self, name: str) -> Generator[None]:
+        """Something beside the steps, such as an evaluation: given up, and said, if a rank is lost meanwhile."""
+        modules = [module for root in self.tracked.modules.values() for module in root.modules()]
+        modes = [module.training for module in modules]
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, PeerLost) and not self.crew.is_lost(0.5):
+                raise
+            self.say(f"{name} after step {self.step} was given up: {error}")
+            self._lost_at = self._lost_at or (time.monotonic(), str(error))
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def steps(self, until: int | None = None) -> Iterator[Step]:
+        """The steps that are left until `until` count; one that did not count comes again."""
+        self._until = until
+        with self._hopeless():
+            self.tracked.check_optimizers()
+            self._parallel.find(self.tracked.modules.values())
+        if self._is_finished():
+            return
+        self.wish.listen()
+        try:
+            yield from self._steps(until)
+        finally:
+            self.wish.restore()
+            self.saves.close()
+
+    def _steps(self, until: int | None) -> Iterator[Step]:
+        rehearsed = 0
+        while True:
+            if not self.crew.joined or self.crew.is_lost():
+                if self._must_rehearse(rehearsed):
+                    rehearsed += 1
+                    yield Step(self, self.step, rehearsal=True)
+                elif self._meet():
+                    rehearsed = 0
+                continue
+            if (until is not None and self.step >= until) or self.wish.agreed:
+                if self._leave(until):
+                    return
+                continue
+            step = Step(self, self.step)
+            yield step
+            if not step.entered:
+                raise ConfigError(f"step {step.number} was not used", hint="write `with step:` inside the loop")
+
+    # -- for steps ---------------------------------------------------------------------------------
+
+    def use(self, loader: Loader) -> None:
+        """A step takes data from a loader."""
+        if loader not in self.tracked.others.values():
+            self._ledger.use(loader)
+
+    def exchange_gradients(self, wanted: bool) -> None:
+        """Whether the next backward pass is exchanged with other ranks."""
+        self._parallel.exchange_gradients(wanted)
+
+    def once(self, number: int, name: str, make: Callable[[], Any]) -> Any:
+        return self._once.get(number, name, make)
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self.current is not None:
+            self.current.before_update(optimizer)
+
+    def wishes(self, late: bool) -> list[int]:
+        """This rank's part of a vote beyond the step itself; the largest of each counts."""
+        due = self.saves.due(self.step + 1, time.monotonic())
+        return [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
+
+    def agreed(self, words: Sequence[int]) -> None:
+        """What the ranks wish, taken together."""
+        stop, late, due = (-word for word in words)
+        self.wish.agree(stop)
+        self.mending.late = bool(late)
+        self.saves.agreed = bool(due)
+
+    def pocket_local(self, step: int) -> None:
+        """Before a vote: what only this rank has goes where its replacement will find it."""
+        if self.pocket is not None and self.mending.copies and (buffers := self.tracked.buffers()):
+            self.pocket.put(step, "local", Capsule(buffers, {}))
+
+    def wait_for_copy(self) -> None:
+        self.saves.wait_for_copy()
+
+    def commit(self, step: Step, *, late: bool) -> None:
+        """A step counts: everything that follows from it."""
+        self.step = step.number + 1
+        for loader in step.loaders:
+            loader.commit()
+        self._once.forget()
+        if step.outcome is Outcome.REJECTED:
+            self.say(f"step {step.number} was left out: a gradient or loss is not finite")
+        if step.rows:
+            self._write(Row(self.step, time.time(), numbers(step.rows)))
+        if self._page is not None:
+            self._page.step()
+        self.mending.after(step, late=late)
+        if self.saves.agreed:
+            self.saves.agreed = False
+            self.saves.save(self, None)
+
+    def lost(self, number: int, loss: ArgosyError | None) -> None:
+        """An attempt did not count, because a rank is lost."""
+        if self.crew.kind != "replaceable":
+            raise loss or PeerLost("a rank", "its process is gone")
+        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss_text(loss)}")
+
+    def failed(self, number: int, error: BaseException | None) -> None:
+        """The user's own error ends this process; the state is that of the last step."""
+        if self.crew.kind == "replaceable":
+            if isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
+                self.say(f"step {number} has failed {FAILED_MAX} times: giving up")
+                self._give_up()
+            self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
+        elif self.crew.kind == "alone" and self.step:
+            self.saves.save(self, None)
+            self.saves.flush()
+
+    def say(self, text: str) -> None:
+        """A line for the user, from rank 0."""
+        if self.rank == 0:
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """A line for the user, from this rank."""
+        print(f"argosy: {text}", file=sys.stderr, flush=True)
+
+    # -- meeting, leaving --------------------------------------------------------------------------
+
+    def _must_rehearse(self, rehearsed: int) -> bool:
+        if self.crew.kind != "replaceable" or not self.crew.must_be_settled or rehearsed >= REHEARSALS:
+            return False
+        if self.crew.generation > 0 and not self.crew.joined and not rehearsed:
+            return True  # Whatever is made when a model is first used.
+        return not self.crew.group.settled()
+
+    def _meet(self) -> bool:
+        """Meet the other ranks and take over what is missing; False to try again."""
+        if self.crew.kind != "replaceable":
+            if self.crew.is_lost():
+                raise self.crew.group.loss
+            self.crew.joined = True
+            self._begin()
+            return True
+        try:
+            view = self.crew.meet(lambda: self.wish.is_urgent)
+            self.wish.check()
+            self.mending.heal(view)
+        except (PeerLost, DeadlinePassed, Superseded) as error:
+            self.wish.check()
+            if isinstance(error, DeadlinePassed) and "replacement" in error.what:
+                raise
+            return False
+        if self._lost_at is not None:
+            since, what = self._lost_at
+            self._lost_at = None
+            if self.rank == self.mending.speaker:
+                self.tell(f"{what}; together again after {time.monotonic() - since:.1f} s, at step {self.step}")
+        return True
+
+    def _begin(self) -> None:
+        self.mending.from_disk()
+        self.mending.compare()
+        self.saves.open(self, None)
+
+    def restored(self, step: int, source: str) -> None:
+        """State came from disk."""
+        self.step = step
+        self.went_back(step)
+        self.say(f"going on after step {step:,}, from {source}")
+        changed = bits_differences(self._ledger.stored_bits, self._ledger.bits)
+        if changed:
+            self.say(f"results may differ in their last bits from those of one launch: {'; '.join(changed)}")
+
+    def went_back(self, step: int) -> None:
+        """Later steps are done again."""
+        if self.rank == 0:
+            self._open_log().write(WentBack(step, time.time()))
+        self.recent = [row for row in self.recent if row.step <= step]
+
+    def parallel_begin(self) -> None:
+        """Where DDP's constructor could not reach the other ranks yet."""
+        self._parallel.begin_alike()
+
+    def _open_log(self) -> Log:
+        if self._log is None:
+            self._log = Log(self.directory)
+        return self._log
+
+    def _write(self, row: Row) -> None:
+        for name, best in self._ledger.bests.items():
+            plain = name.removesuffix(" highest")
+            if plain in row.values:
+                best.see(row.values[plain], row.step, highest=plain != name)
+        self.recent = [*self.recent[-7:], row]
+        if self.rank != 0:
+            return
+        self.write_rows([row])
+        line = self._line.due(self.step, self._until, row.values, time.monotonic())
+        if line:
+            self.tell(line)
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Into the journal; a full disk costs the rows, not the run."""
+        try:
+            for row in rows:
+                self._open_log().write(row)
+        except OSError as error:
+            self.tell(f"the log of step {self.step} was not written: {error.strerror}")
+
+    def _leave(self, until: int | None) -> bool:
+        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile."""
+        reached = until is not None and self.step >= until
+        self.saves.finish(self)
+        latch = self.crew.latched()
+        if latch is not None:
+            latch.__enter__()
+        try:
+            together = self.crew.ask([self.step], latch)
+        finally:
+            if latch is not None:
+                latch.__exit__(None, None, None)
+        if together is None:
+            return False
+        if self.rank == 0:
+            self.saves.mark_finished(self.step, until) if reached else None
+        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")
+        self.wish.leave(reached)
+        return True
+
+    def _is_finished(self) -> bool:
+        done = self.saves.finished_step()
+        if done is None or self._until is None or done < self._until:
+            return False
+        self.say(f"{self.directory} is finished, at step {done:,}: nothing to do")
+        if self.crew.generation == 0:
+            if self.crew.kind == "replaceable":
+                self.crew.meet(lambda: False)
+            self.mending.from_disk(quiet=True)
+        return True
+
+    def _give_up(self) -> None:
+        if self._page is not None:
+            self._page.set_flag(Flag.HOPELESS)
+
+    @contextmanager
+    def _hopeless(self) -> Generator[None]:
+        """A mistake in the script: a replaced rank would make it again."""
+        try:
+            yield
+        except (ConfigError, Diverged):
+            self._give_up()
+            raise

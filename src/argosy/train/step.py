@@ -1,0 +1,227 @@
+"""A step as a transaction: one attempt at one optimizer update, decided by a vote of all ranks.
+
+S1  Before the vote nothing that matters has changed; where more changes, or later, it is copied first (`undo`).
+S2  If all ranks vote to apply, all who voted apply; if one is lost before, none does, and the same step comes again.
+S3  A loss explains every `Exception` of its attempt; others are the user's, and leave the state of the last step.
+"""
+
+import copy
+from collections.abc import Iterator
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.data import Loader, seed_generators
+from argosy.train.pocket import Capsule
+from argosy.train.tracking import local
+
+if TYPE_CHECKING:
+    from argosy.train.run import Run
+
+SUSPECT_S = 0.5
+"""How long an exception waits to hear whether a lost rank explains it."""
+
+
+class Diverged(ArgosyError):
+    """The ranks of a run do different things."""
+
+
+class Abandoned(Exception):
+    """Leaves the block of an attempt that does not count."""
+
+
+class Outcome(Enum):
+    """What became of an attempt."""
+
+    OPEN = "not decided"
+    APPLIED = "all ranks apply it"
+    REJECTED = "all ranks leave it out: a number is not finite"
+    LOST = "a rank was lost"
+
+
+class Step:
+    """One attempt at step `number`; made by `Run.steps`."""
+
+    def __init__(self, run: "Run", number: int, *, rehearsal: bool = False) -> None:
+        self._run, self.number, self.rehearsal = run, number, rehearsal
+        self.scale = 1.0
+        """For the loss of the microbatch in hand: sums and averages over ranks become the mean of the whole batch."""
+        self.outcome = Outcome.OPEN
+        self.entered = False
+        self.loaders: list[Loader] = []
+        self.rows: dict[str, Any] = {}
+        self._updates = 0
+        self._finite = True
+        self._issued = -1
+        self._latch: Any = None
+        self._light: Capsule | None = None
+        self._undo: Capsule | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the step counts."""
+        return self.outcome in (Outcome.APPLIED, Outcome.REJECTED)
+
+    def every(self, steps: int) -> bool:
+        """After the block: whether this was one of every so many steps; False after an attempt that did not count."""
+        return self.committed and (self.number + 1) % steps == 0
+
+    # -- data --------------------------------------------------------------------------------------
+
+    def batches(self, data: Loader) -> Iterator[Any]:
+        """This rank's microbatches of the step; gradients are exchanged with the last one only."""
+        self._use(data)
+        pieces = data.pieces
+        for number, batch in enumerate(data.batches()):
+            handed = data.handed
+            assert handed is not None
+            seed_generators(self._run.seed, self.number, handed.position - data.cursor)
+            self.scale = handed.count * data.size / data.samples
+            self._run.exchange_gradients(number == pieces - 1)
+            yield batch
+
+    def batch(self, data: Loader) -> Any:
+        """This rank's one microbatch of the step."""
+        if data.pieces != 1:
+            raise ConfigError(
+                f"this rank has {data.pieces} microbatches in step {self.number}", hint="use step.batches(data)"
+            )
+        return next(iter(self.batches(data)))
+
+    def _use(self, data: Loader) -> None:
+        if not isinstance(data, Loader):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the data of a step come from an argosy.data.Loader: {type(data).__name__}")
+        self._run.use(data)
+        if data not in self.loaders:
+            self.loaders.append(data)
+
+    def once(self, name: str, make: Any) -> Any:
+        """The value of `make()`, made once: the same on every attempt at this step."""
+        return self._run.once(self.number, name, make)
+
+    def check(self, loss: Any) -> None:
+        """Leave this step out, on all ranks, if `loss` is not finite."""
+        self._finite = self._finite and bool(torch.isfinite(torch.as_tensor(loss)).all())
+
+    # -- the transaction ---------------------------------------------------------------------------
+
+    def __enter__(self) -> "Step":
+        run = self._run
+        if run.current is not None:
+            raise ConfigError(
+                f"step {run.current.number} is still open", hint="one `with step:` inside another cannot be"
+            )
+        if self.entered:
+            raise ConfigError(f"step {self.number} was entered before", hint="take a new one from run.steps()")
+        self.entered = True
+        run.current = self
+        self._light = run.tracked.capture_light()
+        if self.rehearsal or run.undo:
+            run.wait_for_copy()
+            found = run.tracked.capture()
+            self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
+        for optimizer in run.tracked.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        seed_generators(run.seed, self.number, "rank", run.rank)
+        self._latch = run.crew.latched()
+        if self._latch is not None:
+            self._latch.__enter__()
+        return self
+
+    def before_update(self, optimizer: Any) -> None:
+        """An optimizer is about to change parameters: the vote, unless it comes at the end of the block.
+
+        Raises:
+            Abandoned: it must not.
+        """
+        self._updates += 1
+        if self._issued < 0 and self._latch is not None:
+            self._issued = self._latch.issued
+        self._finite = self._finite and _finite(optimizer)
+        if self._undo is not None:
+            return
+        if self.outcome is Outcome.OPEN:
+            self._vote()
+        if self.outcome is not Outcome.APPLIED:
+            raise Abandoned(self.outcome.value)
+
+    def _vote(self) -> None:
+        run = self._run
+        run.pocket_local(self.number + 1)
+        late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
+        applies = int(self._updates > 0)
+        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(late)]
+        answer = run.crew.ask(mine, self._latch)
+        if answer is None:
+            self.outcome = Outcome.LOST
+            return
+        if answer[0] != -answer[1] or answer[2] != -answer[3]:
+            said = run.crew.gather((self.number, applies))
+            whole = "; ".join(
+                f"rank {rank} {'updates' if updates else 'does not update'} in step {number}"
+                for rank, (number, updates) in enumerate(said)
+            )
+            raise Diverged(
+                f"ranks disagree: {whole}", hint="all ranks must take the same steps; look for `if rank == 0`"
+            )
+        run.agreed(answer[5:])
+        self.outcome = Outcome.APPLIED if answer[4] else Outcome.REJECTED
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        run = self._run
+        try:
+            if error is None and self.outcome is Outcome.OPEN and not self.rehearsal:
+                self._vote()
+        finally:
+            late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
+            lost = self._latch is not None and self._latch.loss is not None
+            if self._latch is not None:
+                self._latch.__exit__(None, None, None)
+            run.current = None
+        if self.rehearsal:
+            self._roll_back()
+            return isinstance(error, Exception)
+        if self.outcome is Outcome.APPLIED:
+            if error is None:
+                run.commit(self, late=late)
+            return False
+        self._roll_back()
+        if self.outcome is Outcome.REJECTED:
+            run.commit(self, late=late)
+            return error is None or isinstance(error, Abandoned)
+        if self.outcome is Outcome.LOST or (isinstance(error, Exception) and (lost or run.crew.is_lost(SUSPECT_S))):
+            run.lost(self.number, self._latch.loss if self._latch is not None else None)
+            return isinstance(error, Exception)
+        run.failed(self.number, error)
+        return False
+
+    def _roll_back(self) -> None:
+        """Everything as it was when the block began."""
+        tracked = self._run.tracked
+        assert self._light is not None
+        tracked.adopt(self._undo or self._light)
+        tracked.settle()
+        for optimizer in tracked.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _finite(optimizer: Any) -> bool:
+    """Whether no gradient that the optimizer will use is infinite or not a number."""
+    found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [local(gradient) for gradient in found if gradient is not None and gradient.numel()]
+    if not gradients:
+        return True
+    norms = cast(Any, torch)._foreach_norm(gradients, float("inf"))
+    return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())
+
+
+def loss_text(loss: ArgosyError | None) -> str:
+    """Who was lost, and why, in a few words."""
+    if isinstance(loss, PeerLost):
+        return str(loss)
+    return str(loss) if loss is not None else "a rank is lost"

@@ -1,0 +1,222 @@
+"""What a run must not lose: modules, optimizers and others, as named tensors and values.
+
+T1  A capsule of a rank, adopted by the same rank of another generation, gives the same bits.
+T2  Adopting writes into the tensors that are there: whoever holds them (DDP, a compiled graph) goes on with them.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from argosy.core import ConfigError
+
+SMALL_BYTES = 1 << 20
+"""The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
+
+
+class Ref(NamedTuple):
+    """Stands for a tensor in a tree of values."""
+
+    name: str
+
+
+class Capsule(NamedTuple):
+    """State as named tensors, this rank's part of each, and the values around them."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+class Tracked:
+    """The things that `track` was told of, by name."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.others: dict[str, Any] = {}
+
+    def add(self, name: str, thing: Any) -> None:
+        """Take care of a thing from now on.
+
+        Raises:
+            ConfigError: the name or the thing is tracked already, or it has no state to keep.
+        """
+        for known, other in self.all():
+            if known == name or other is thing:
+                raise ConfigError(f"{name} is tracked already" + (f", as {known}" if known != name else ""))
+        if isinstance(thing, nn.Module):
+            self.modules[name] = thing
+        elif isinstance(thing, Optimizer):
+            self.optimizers[name] = thing
+        elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+            self.others[name] = thing
+        else:
+            raise ConfigError(
+                f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict",
+                hint="keep plain counters in run.state",
+            )
+
+    def all(self) -> Iterator[tuple[str, Any]]:
+        yield from self.modules.items()
+        yield from self.optimizers.items()
+        yield from self.others.items()
+
+    def check_optimizers(self) -> None:
+        """Refuse an optimizer whose parameters no tracked module has: they would not be saved.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        known = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
+        for name, optimizer in self.optimizers.items():
+            loose = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+            if loose:
+                raise ConfigError(
+                    f"{loose} parameters of {name} belong to no tracked module", hint="track the module as well"
+                )
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's part of every parameter."""
+        return {
+            f"{name}/p/{key}": local(parameter)
+            for name, module in self.modules.items()
+            for key, parameter in module.named_parameters()
+        }
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What forward passes change, each rank in its own way."""
+        return {
+            f"{name}/b/{key}": local(buffer)
+            for name, module in self.modules.items()
+            for key, buffer in module.named_buffers()
+        }
+
+    def gradients(self) -> list[Tensor]:
+        """What the optimizers are about to use."""
+        groups = (group for optimizer in self.optimizers.values() for group in optimizer.param_groups)
+        found = (parameter.grad for group in groups for parameter in group["params"])
+        return [local(gradient) for gradient in found if gradient is not None]
+
+    def capture(self) -> Capsule:
+        """All of it, as it is: the tensors are the live ones."""
+        tensors, values = {**self.parameters(), **self.buffers()}, dict[str, Any]()
+        for name, optimizer in self.optimizers.items():
+            values[name] = _optimizer_values(name, optimizer, tensors)
+        for name, other in self.others.items():
+            values[name] = take_apart(f"{name}/o", other.state_dict(), tensors)
+        return Capsule(tensors, values)
+
+    def capture_light(self) -> Capsule:
+        """A copy of what may change before a step is decided: buffers, and small states of others."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for name, other in self.others.items():
+            found: dict[str, Tensor] = {}
+            value = take_apart(f"{name}/o", other.state_dict(), found)
+            if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:
+                values[name] = copy.deepcopy(value)
+                tensors.update(found)
+        tensors |= self.buffers()
+        return Capsule({name: tensor.clone() for name, tensor in tensors.items()}, values)
+
+    def adopt(self, capsule: Capsule) -> None:
+        """Take a capsule's state over, as far as it has some."""
+        live = {**self.parameters(), **self.buffers()}
+        with torch.no_grad():
+            for name, tensor in live.items():
+                if name in capsule.tensors:
+                    tensor.copy_(capsule.tensors[name])
+            for name, optimizer in self.optimizers.items():
+                if name in capsule.values:
+                    _adopt_optimizer(optimizer, capsule.values[name], capsule.tensors)
+        for name, other in self.others.items():
+            if name in capsule.values:
+                other.load_state_dict(put_together(capsule.values[name], capsule.tensors))
+
+    def settle(self) -> None:
+        """After an attempt that was broken off: nothing of it is left in scalers and FSDP2's pipelines (rule 9)."""
+        for other in self.others.values():
+            if isinstance(other, torch.amp.GradScaler):
+                cast(Any, other)._per_optimizer_states.clear()
+        for module in self.modules.values():
+            if hasattr(module, "reset_iter_state"):
+                cast(Any, module).reset_iter_state()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, without its gradient's history."""
+    found = tensor.detach()
+    return cast(Any, found).to_local() if hasattr(found, "to_local") else found
+
+
+def take_apart(name: str, tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Put the tensors of a tree into `tensors`, and return the rest with references to them."""
+    if isinstance(tree, Tensor):
+        tensors[name] = local(tree)
+        return Ref(name)
+    if isinstance(tree, Mapping):
+        return {key: take_apart(f"{name}.{key}", value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [take_apart(f"{name}.{number}", value, tensors) for number, value in enumerate(tree)]
+        return parts if isinstance(tree, list) else tuple(parts)
+    return tree
+
+
+def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The tree that was taken apart, with copies of its tensors."""
+    if isinstance(value, Ref):
+        return tensors[value.name].clone()
+    if isinstance(value, dict):
+        return {key: put_together(inner, tensors) for key, inner in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        parts = [put_together(inner, tensors) for inner in cast("list[Any]", value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def _numbered(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            yield f"{number}.{index}", parameter
+
+
+def _optimizer_values(name: str, optimizer: Optimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    state = {
+        place: take_apart(f"{name}/s/{place}", optimizer.state[parameter], tensors)
+        for place, parameter in _numbered(optimizer)
+        if parameter in optimizer.state
+    }
+    return {"groups": take_apart(f"{name}/g", groups, tensors), "state": state}
+
+
+def _adopt_optimizer(optimizer: Optimizer, values: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    for group, wanted in zip(optimizer.param_groups, values["groups"], strict=True):
+        for key, value in wanted.items():
+            if isinstance(group.get(key), Tensor) and isinstance(value, Ref):
+                group[key].copy_(tensors[value.name])
+            else:
+                group[key] = put_together(value, tensors)
+    for place, parameter in _numbered(optimizer):
+        wanted = values["state"].get(place)
+        if wanted is None:
+            optimizer.state.pop(parameter, None)
+            continue
+        state = optimizer.state[parameter]
+        for key in [key for key in state if key not in wanted]:
+            del state[key]
+        for key, value in wanted.items():
+            if not isinstance(value, Ref):
+                state[key] = put_together(value, tensors)
+                continue
+            stored = tensors[value.name]
+            if not isinstance(state.get(key), Tensor) or local(state[key]).shape != stored.shape:
+                alike = stored.shape == local(parameter).shape
+                state[key] = torch.zeros_like(parameter, dtype=stored.dtype).detach() if alike else stored.clone()
+            local(state[key]).copy_(stored)
