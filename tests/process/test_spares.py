@@ -54,7 +54,7 @@ def spares_of(name: str, count: int) -> list[int]:
     """The spares that `argosy ps` lists, as soon as there are so many."""
 
     def listed() -> list[int]:
-        return next((run.spares for run in list_runs().runs if run.name == name), [])
+        return next((run.spares for run in list_runs().runs if run.name == name), list[int]())
 
     until(lambda: len(listed()) == count, f"{count} spares")
     return listed()
