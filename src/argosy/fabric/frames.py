@@ -176,10 +176,8 @@ class Reader:
         self._filling: tuple[Call | Reply, bytearray, int] | None = None
         """A frame whose envelope is here, its tail, and how much of that."""
 
-    def read(self, sock: socket.socket, waits: bool = False) -> list[Frame] | None:
-        """Read once and return the frames that are complete; None if the peer closed.
-
-        With `waits` a socket that may block waits for as long as it was set to.
+    def read(self, sock: socket.socket) -> list[Frame] | None:
+        """Read once, without waiting, and return the frames that are complete; None if the peer closed.
 
         Raises:
             BlockingIOError: there is nothing to read.
@@ -187,11 +185,11 @@ class Reader:
             BadFrame: the bytes are no frames (F1).
         """
         if self._filling is not None:
-            return self._fill(sock, 0 if waits else _RECEIVE, *self._filling)
+            return self._fill(sock, *self._filling)
         # Buffers are shared: one per reader would be much for a thousand ranks, a new one per message slow.
         view = _buffers.pop() if _buffers else memoryview(bytearray(_READ_BYTES))
         try:
-            count, ancillary, flags, _ = sock.recvmsg_into((view,), _ANCILLARY, 0 if waits else _RECEIVE)
+            count, ancillary, flags, _ = sock.recvmsg_into((view,), _ANCILLARY, _RECEIVE)
             data = view[:count].tobytes()
         finally:
             _buffers.append(view)
@@ -242,12 +240,10 @@ class Reader:
         if flags & _TRUNCATED:
             raise BadFrame(f"descriptors from {self.peer} were truncated")
 
-    def _fill(
-        self, sock: socket.socket, how: int, message: Call | Reply, tail: bytearray, filled: int
-    ) -> list[Frame] | None:
+    def _fill(self, sock: socket.socket, message: Call | Reply, tail: bytearray, filled: int) -> list[Frame] | None:
         """Read what follows an envelope straight to where it belongs."""
         with memoryview(tail)[filled:] as target:
-            count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, how)
+            count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
         self._keep(ancillary, flags)
         if count == 0:
             return None

@@ -8,7 +8,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -36,7 +35,6 @@ START_S = 300.0
 """How long a call without a deadline waits for a rank that does not listen yet."""
 _SILENCE_S = 1.0
 """After this long without an answer somebody asks whether the peer still lives."""
-_SILENCE = struct.pack("ll", int(_SILENCE_S), 0)
 _SLOW_S = 60.0
 
 
@@ -240,8 +238,6 @@ class Peer:
         with contextlib.suppress(OSError):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
-        sock.setblocking(True)  # So that waiting for an answer is one system call, with a bound:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENCE)
         self._link_pid = pid
         self._reader = Reader(self.name)
         self._unsent = []
@@ -326,11 +322,10 @@ class Peer:
         sock = self.sock
         if sock is None:
             return True
-        waits = timeout_s >= _SILENCE_S
-        if not waits and not self._poll.poll(timeout_s * 1000):
+        if not self._poll.poll(timeout_s * 1000):  # Not in `recv`: an interrupt there would tear the link.
             return False
         try:
-            frames = self._reader.read(sock, waits)
+            frames = self._reader.read(sock)
         except BlockingIOError:
             return False
         except OSError:
