@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from argosy.collective import registry
 from argosy.collective.group import Group
+from argosy.collective.scattering import scatter_locally
 
 
 def register() -> None:
@@ -20,6 +21,8 @@ def register() -> None:
 
 
 def _make(opts: Any, _options: Any = None) -> Group:
+    if registry.joining():
+        scatter_locally()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     timeout = opts.timeout if isinstance(opts.timeout, timedelta) else timedelta(minutes=30)
     return Group(opts.store, opts.group_rank, opts.group_size, ranks, timeout)
@@ -29,6 +32,7 @@ def _make(opts: Any, _options: Any = None) -> Group:
 def joining() -> Generator[None]:
     """Groups made in this block begin alone, for a rank that replaces another: they go live with `reform`."""
     registry.set_joining(True)
+    scatter_locally()
     try:
         yield
     finally:

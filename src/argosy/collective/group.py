@@ -111,14 +111,10 @@ class Group(dist.ProcessGroup):
     def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
     def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
 
     def rank(self) -> int:
         return self._place[0]

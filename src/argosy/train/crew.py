@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from argosy.collective import Group, Latch, joining
+from argosy.collective import Group, Latch, Superseded, joining
 from argosy.core import ConfigError, DeadlinePassed
 from argosy.fabric import here
 
@@ -133,7 +133,9 @@ class Crew:
             self._store.add(_VIEWS, 1)  # W1
             self._announced = True
         deadline = time.monotonic() + self._patience_s
-        while (view := self.view) <= self._tried and not give_up():
+        while (view := self.view) <= self._tried:
+            if give_up():
+                raise Superseded(f"no view after {view} is waited for any more")
             if time.monotonic() > deadline:
                 raise DeadlinePassed(
                     "a lost rank's replacement", self._patience_s, hint="argosy why tells what it does"

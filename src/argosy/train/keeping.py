@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
-from argosy.core import ArgosyError
+from argosy.core import ArgosyError, DeadlinePassed
 from argosy.transfer import State, describe
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Keep = KeepLast | KeepBest | KeepEvery
 _NEVER = Cadence(every_steps=1 << 60)
 FLUSH_S = 600.0
+FLUSH_SLICE_S = 0.2
 
 
 class _Finished(msgspec.Struct):
@@ -62,17 +63,28 @@ class Saves:
         if self._handle is not None:
             self._handle.copied.exception(FLUSH_S)
 
-    def finish(self, run: "Run") -> None:
-        """Have the last step on disk."""
-        self.save(run, None)
-        self.flush()
+    def forget(self) -> None:
+        """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
+        self._saved_step = -1
 
-    def flush(self) -> None:
-        if self._saver is not None:
-            try:
-                self._saver.flush(FLUSH_S)
-            except ArgosyError:
-                self._saved_step = -1  # Said when it happened; the next try saves it again.
+    def finish(self, run: "Run") -> None:
+        """Have the last step on disk, unless a rank is lost meanwhile: then this is tried again."""
+        self.save(run, None)
+        deadline = time.monotonic() + FLUSH_S
+        while not self.flush(FLUSH_SLICE_S) and not run.crew.is_lost():
+            if time.monotonic() > deadline:
+                raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until what was saved is durable, or has failed; False if it takes longer."""
+        assert self._saver is not None
+        try:
+            self._saver.flush(timeout_s)
+        except DeadlinePassed:
+            return False
+        except ArgosyError:
+            self._saved_step = -1  # Said when it happened; the next try saves it again.
+        return True
 
     def close(self) -> None:
         if self._saver is not None:

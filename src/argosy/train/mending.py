@@ -13,6 +13,7 @@ from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
 from argosy.train.pocket import plan, unpack, write
 from argosy.train.rows import Row
+from argosy.train.tracking import Capsule
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -63,6 +64,7 @@ class Mending:
             self.copies, run.undo = told[alive[0]].copies, told[alive[0]].undo
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
+        run.saves.forget()
         if self.fresh and alive:
             self._catch_up(said[alive[0]][2])
         self.fresh = False
@@ -89,10 +91,19 @@ class Mending:
             if head[1]:
                 dist.recv(content, healing.source)
             run.tracked.adopt(unpack(head[0], content))
-            own = run.pocket.get(healing.step, "local") if run.pocket is not None else None
-            if own is not None:
-                run.tracked.adopt(own)
+            self._take_local(healing.step)
             run.step = healing.step
+
+    def _take_local(self, step: int) -> None:
+        """What differs between ranks: as it was after the block, or else what the forward pass had changed."""
+        pocket = self._run.pocket
+        if pocket is None:
+            return
+        own = pocket.get(step, "final")
+        if own is None and (own := pocket.get(step, "local")) is not None:
+            own = Capsule({name: own.tensors[name] for name in own.values["changed"]}, {})
+        if own is not None:
+            self._run.tracked.adopt(Capsule(own.tensors, {}))
 
     def _from_pocket(self, step: int) -> None:
         run = self._run
@@ -130,6 +141,23 @@ class Mending:
         self.copies = len(set(found)) == 1
         self.put_full()
 
+    def before_vote(self, step: int, before: Capsule, *, final: bool) -> None:
+        """What only this rank has goes where its replacement will find it; `final`: nothing changes any more."""
+        run = self._run
+        if run.pocket is None or not self.copies or not (buffers := run.tracked.buffers()):
+            return
+        changed = [name for name, now in buffers.items() if final or not torch.equal(now, before.tensors[name])]
+        run.pocket.put(step, "local", Capsule(buffers, {"changed": changed}))
+
+    def _after_block(self) -> None:
+        """The same again, if something changed since the vote."""
+        run = self._run
+        if run.pocket is None or not self.copies or not (buffers := run.tracked.buffers()):
+            return
+        voted = run.pocket.get(run.step, "local")
+        if voted is None or not all(torch.equal(now, voted.tensors[name]) for name, now in buffers.items()):
+            run.pocket.put(run.step, "final", Capsule(buffers, {}))
+
     def after(self, step: "Step", *, late: bool) -> None:
         """A step counts: learn whether the next one must be copied first, and keep what no other rank has."""
         run = self._run
@@ -140,6 +168,7 @@ class Mending:
             run.undo = True
             run.say(f"step {step.number} exchanged data after its first update: from now on all state is copied first")
         self.put_full()
+        self._after_block()
 
     def put_full(self) -> None:
         """Where ranks hold different parameters each keeps its own, every step."""

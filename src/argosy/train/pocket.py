@@ -9,7 +9,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from argosy.train.tracking import Capsule
 _HEAD = struct.Struct("<QQQ")
 """Step + 1 (0: not whole), bytes of the description, bytes of the tensors."""
 _ALIGN = 64
-Kind = str
-"""`full` has all of a rank's state, `local` what is its alone."""
+Kind = Literal["full", "local", "final"]
+"""All of a rank's state; what is its alone, as of the vote; and the same after the block, where that differs."""
 
 
 class Place(NamedTuple):
@@ -75,8 +75,8 @@ class Pocket:
     """The pocket of one rank; `folder` lies in shared memory and lives as long as the run."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._paths = [folder / f"{rank}.pocket{number}" for number in (0, 1)]
-        self._maps: dict[int, mmap.mmap] = {}
+        self._folder, self._rank = folder, rank
+        self._maps: dict[Path, mmap.mmap] = {}
 
     def put(self, step: int, kind: Kind, capsule: Capsule) -> None:
         """Keep what the rank has after `step` steps; the version before the last one goes.
@@ -84,35 +84,33 @@ class Pocket:
         Raises:
             OSError: there is no room; the last version stays.
         """
-        description_of = plan(Capsule(capsule.tensors, {"kind": kind, "values": capsule.values}))
-        total = _HEAD.size + len(description_of.description) + _ALIGN + description_of.size
-        memory = self._room(step % 2, total)
+        packed = plan(capsule)
+        at = _HEAD.size + len(packed.description)
+        memory = self._room(self._path(step, kind), at + _ALIGN + packed.size)
         memory[:8] = bytes(8)  # P1
-        at = _HEAD.size + len(description_of.description)
-        memory[_HEAD.size : at] = description_of.description
-        if description_of.size:
+        memory[_HEAD.size : at] = packed.description
+        if packed.size:
             start = -(-at // _ALIGN) * _ALIGN
-            content = torch.frombuffer(memory, dtype=torch.uint8, count=description_of.size, offset=start)
-            write(description_of, capsule, content)
-            del content
-        _HEAD.pack_into(memory, 0, 0, len(description_of.description), description_of.size)
+            write(packed, capsule, torch.frombuffer(memory, dtype=torch.uint8, count=packed.size, offset=start))
+        _HEAD.pack_into(memory, 0, 0, len(packed.description), packed.size)
         memory[:8] = struct.pack("<Q", step + 1)
 
     def steps(self, kind: Kind) -> list[int]:
         """The steps of which a version of this kind is whole."""
-        found = (self._read(number) for number in (0, 1))
-        return sorted(step for step, what, _ in filter(None, found) if what == kind)
+        found = (self._read(self._path(number, kind)) for number in (0, 1))
+        return sorted(step for step, _ in filter(None, found))
 
     def get(self, step: int, kind: Kind) -> Capsule | None:
-        """The version of a step, in memory of its own."""
-        found = self._read(step % 2)
-        if found is None or found[:2] != (step, kind):
-            return None
-        return Capsule({name: tensor.clone() for name, tensor in found[2].tensors.items()}, found[2].values)
+        """The version of a step, where it lies."""
+        found = self._read(self._path(step, kind))
+        return found[1] if found is not None and found[0] == step else None
 
-    def _read(self, number: int) -> tuple[int, Kind, Capsule] | None:
+    def _path(self, step: int, kind: Kind) -> Path:
+        return self._folder / f"{self._rank}.{kind}{step % 2}"
+
+    def _read(self, path: Path) -> tuple[int, Capsule] | None:
         try:
-            with open(self._paths[number], "r+b") as file:
+            with open(path, "r+b") as file:
                 memory = mmap.mmap(file.fileno(), 0)
         except (OSError, ValueError):
             return None
@@ -126,18 +124,16 @@ class Pocket:
             if size
             else torch.empty(0, dtype=torch.uint8)
         )
-        capsule = unpack(memory[_HEAD.size : at], content)
-        values: dict[str, Any] = capsule.values
-        return mark - 1, values["kind"], Capsule(capsule.tensors, values["values"])
+        return mark - 1, unpack(memory[_HEAD.size : at], content)
 
-    def _room(self, number: int, size: int) -> mmap.mmap:
-        known = self._maps.get(number)
+    def _room(self, path: Path, size: int) -> mmap.mmap:
+        known = self._maps.get(path)
         if known is not None and len(known) >= size:
             return known
-        fd = os.open(self._paths[number], os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size + size // 8)
-            self._maps[number] = mmap.mmap(fd, 0)
+            self._maps[path] = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
-        return self._maps[number]
+        return self._maps[path]

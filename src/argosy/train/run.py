@@ -29,7 +29,7 @@ from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.mending import Mending
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
-from argosy.train.pocket import Capsule, Pocket
+from argosy.train.pocket import Pocket
 from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
 from argosy.train.signals import Wish, Wishes
 from argosy.train.step import Diverged, Outcome, Step, loss_text
@@ -206,11 +206,6 @@ class Run:
         self.wish.agree(stop)
         self.mending.late = bool(late)
         self.saves.agreed = bool(due)
-
-    def pocket_local(self, step: int) -> None:
-        """Before a vote: what only this rank has goes where its replacement will find it."""
-        if self.pocket is not None and self.mending.copies and (buffers := self.tracked.buffers()):
-            self.pocket.put(step, "local", Capsule(buffers, {}))
 
     def wait_for_copy(self) -> None:
         self.saves.wait_for_copy()

@@ -15,8 +15,7 @@ import torch
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, seed_generators
-from argosy.train.pocket import Capsule
-from argosy.train.tracking import local
+from argosy.train.tracking import Capsule, local
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -57,7 +56,7 @@ class Step:
         self._finite = True
         self._issued = -1
         self._latch: Any = None
-        self._light: Capsule | None = None
+        self._light = Capsule({}, {})
         self._undo: Capsule | None = None
 
     @property
@@ -150,7 +149,7 @@ class Step:
 
     def _vote(self) -> None:
         run = self._run
-        run.pocket_local(self.number + 1)
+        run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
         late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
         applies = int(self._updates > 0)
         mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(late)]
@@ -185,7 +184,9 @@ class Step:
             run.current = None
         if self.rehearsal:
             self._roll_back()
-            return isinstance(error, Exception)
+            if error is not None:
+                error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
+            return False
         if self.outcome is Outcome.APPLIED:
             if error is None:
                 run.commit(self, late=late)
@@ -203,7 +204,6 @@ class Step:
     def _roll_back(self) -> None:
         """Everything as it was when the block began."""
         tracked = self._run.tracked
-        assert self._light is not None
         tracked.adopt(self._undo or self._light)
         tracked.settle()
         for optimizer in tracked.optimizers.values():

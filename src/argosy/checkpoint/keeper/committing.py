@@ -67,6 +67,11 @@ class Commits:
             self._committers[hello.rank] = known
         known.keep = tuple(hello.keep)
 
+    @property
+    def ranks(self) -> set[int]:
+        """Those who save, also if they were lost meanwhile."""
+        return self._joined
+
     def _from_thread(self, text: str) -> None:
         self._later(lambda: self._say(text))
 

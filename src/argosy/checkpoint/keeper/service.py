@@ -307,8 +307,11 @@ class Keeper:
         size = self.commits.size
         slot.phase, slot.name, slot.step, slot.size = "held", filled.name, filled.step, size
         parts = [each for each in self.slots.values() if each.phase == "held" and each.name == filled.name]
+        gone = self.commits.ranks - {guest.rank for guest in self.guests.values()} - {each.rank for each in parts}
         if len(parts) == size:
             self._whole(filled, parts)
+        elif gone:
+            self._give_up(filled.name, f"rank {min(gone)} is gone")
         self._settle()
 
     def _whole(self, filled: Filled, parts: list[Slot]) -> None:

@@ -1,0 +1,154 @@
+"""Trainings of many kinds, small enough for a test: what they have in common is that they must survive."""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from argosy.data import Loader
+
+SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+
+
+def network(*, norm: bool = False) -> nn.Sequential:
+    layers = [nn.Linear(8, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)]
+    return nn.Sequential(*layers)
+
+
+def wrapped(run, module):
+    return DDP(module, bucket_cap_mb=0.001) if run.size > 1 else module
+
+
+def digest_of(run) -> str:
+    seen = hashlib.blake2s(digest_size=6)
+    capsule = run.tracked.capture()
+    for name in sorted(capsule.tensors):
+        seen.update(capsule.tensors[name].contiguous().numpy().tobytes())
+    seen.update(repr(sorted(run.state.items())).encode())
+    return seen.hexdigest()
+
+
+class Plain:
+    """A model under DDP, an optimizer, one microbatch."""
+
+    loss = torch.zeros(())
+
+    def __init__(self, run, place):
+        self.run, self.place = run, place
+        self.data = Loader(SAMPLES, batch=8, seed=2)
+        self.build()
+
+    def build(self):
+        self.model = wrapped(self.run, network())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+    def step(self, step, place):
+        batch = step.batch(self.data)
+        ids = self.data.handed.ids
+        place("forward")
+        self.loss = self.model(batch).square().mean()
+        hook = next(iter(self.model.parameters())).register_hook(lambda _: place("reduce"))
+        self.loss.backward()
+        hook.remove()
+        place("before vote")
+        self.optimizer.step()
+        place("after vote")
+        self.run.state["count"] = self.run.state.get("count", 0) + 1
+        return ids
+
+
+class Messy(Plain):
+    """Accumulation, scaler, clipping, schedule, average, BatchNorm and dropout."""
+
+    def build(self):
+        self.data = Loader(SAMPLES, batch=16, micro=2, seed=2)
+        self.model = wrapped(self.run, network(norm=True))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+        inner = self.model.module if self.run.size > 1 else self.model
+        self.average = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.inner = inner
+        things = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+        self.run.track(**things, scaler=self.scaler, average=self.average)
+
+    def step(self, step, place):
+        ids = []
+        for batch in step.batches(self.data):
+            ids += self.data.handed.ids
+            place("forward")
+            self.loss = self.model(batch).square().mean() * step.scale
+            hook = next(iter(self.model.parameters())).register_hook(lambda _: place("reduce"))
+            self.scaler.scale(self.loss).backward()
+            hook.remove()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        place("before vote")
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        place("after vote")
+        self.schedule.step()
+        self.average.update_parameters(self.inner)
+        return ids
+
+
+class Gan(Plain):
+    """Two models and two optimizers: gradients are exchanged between the two updates."""
+
+    def build(self):
+        self.maker = wrapped(self.run, nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8)))
+        self.critic = wrapped(self.run, nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
+        self.optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (self.critic, self.maker)]
+        self.run.track(maker=self.maker, critic=self.critic, first=self.optimizers[0], second=self.optimizers[1])
+
+    def step(self, step, place):
+        real = step.batch(self.data)
+        ids = self.data.handed.ids
+        noise = torch.randn(len(real), 4)
+        place("forward")
+        loss = self.critic(self.maker(noise).detach()).mean() - self.critic(real).mean()
+        loss.backward()
+        place("reduce")
+        self.optimizers[0].step()
+        place("after vote")
+        self.optimizers[1].zero_grad()
+        self.loss = -self.critic(self.maker(noise)).mean()
+        self.loss.backward()
+        place("before vote")
+        self.optimizers[1].step()
+        return ids
+
+
+class Sharded(Plain):
+    """FSDP2."""
+
+    def build(self):
+        self.model = network()
+        fully_shard(self.model[0])
+        fully_shard(self.model[3])
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+
+class Grid(Plain):
+    """FSDP2 and tensor parallelism: ranks that share a part of the model share their samples."""
+
+    def build(self):
+        mesh = init_device_mesh("cpu", (self.run.size // 2, 2), mesh_dim_names=("dp", "tp"))
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        parallelize_module(self.model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(self.model, mesh=mesh["dp"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.data.place(mesh["dp"].get_local_rank(), mesh["dp"].size())
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+
+KINDS = {"plain": Plain, "messy": Messy, "gan": Gan, "sharded": Sharded, "grid": Grid}

@@ -1,0 +1,63 @@
+"""A training of some kind whose ranks die where they are told to; run by test_voyages.py through `argosy run`.
+
+voyage.py DIRECTORY KIND STEPS [RANK.GENERATION:PLACE[:STEP]]...
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import kinds
+import torch
+
+import argosy
+
+directory, kind, steps, *deaths = sys.argv[1:]
+run = argosy.Run(directory, seed=5, save_every=4)
+me = f"{run.rank}.{run.crew.generation}"
+
+
+def place(name: str, step: int | None = None) -> None:
+    """Somewhere in the life of a rank: die if this is where it was said."""
+    for death in deaths:
+        who, where, *when = death.split(":")
+        if (who, where) == (me, name) and (not when or int(when[0]) == step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying(function, name):
+    """The function, with a place before it."""
+
+    def call(*args, **kwargs):
+        place(name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+training = kinds.KINDS[kind](run, place)
+with open(Path(directory, f"built.{run.rank}"), "a") as file:
+    file.write(f"{os.getpid()}\n")
+run.mending.heal = dying(run.mending.heal, "heal")
+run.saves.save = dying(run.saves.save, "snapshot")
+place("constructor")
+seen = Path(directory, f"samples.{run.rank}.{run.crew.generation}")
+for step in run.steps(until=int(steps)):
+    here = None if step.rehearsal else step.number
+    if step.rehearsal:
+        place("rehearsal")
+    with step:
+        ids = training.step(step, lambda name, at=here: None if at is None else place(name, at))
+        run.log(loss=training.loss)
+    if step.committed:
+        with seen.open("a") as file:
+            file.write(f"{step.number} {' '.join(map(str, ids))}\n")
+    if step.every(3):
+        with run.aside("evaluation"):
+            place("evaluation", here)
+            run.log(norm=sum(t.detach().float().square().sum() for t in run.tracked.parameters().values()))
+digests = run.crew.gather(kinds.digest_of(run))
+if run.rank == 0:
+    print("digests", *digests, flush=True)
+torch.distributed.barrier() if run.size > 1 else None

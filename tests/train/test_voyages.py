@@ -1,0 +1,117 @@
+"""Trainings whose ranks are killed end with the bits, samples and rows of one that nobody disturbed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from console import Console, terminal
+
+from argosy.train import read_log
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "voyage.py")
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def dock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """One terminal for all voyages: the zygote stays warm."""
+    with terminal(tmp_path_factory.mktemp("dock")) as console:
+        _landed.clear()
+        yield console
+
+
+class Landed:
+    """What a voyage left."""
+
+    def __init__(self, directory: Path, text: str) -> None:
+        self.text = text
+        self.digests = next(line.split("digests")[1] for line in text.splitlines() if "digests" in line).split()
+        self.rows = [(row.step, row.values) for row in read_log(directory)]
+        self.built = [path.read_text().split() for path in sorted(directory.glob("built.*"))]
+        self.samples: dict[int, list[str]] = {}
+        """The samples of each step, by any generation of a rank; one line each."""
+        for path in sorted(directory.glob("samples.*")):
+            for line in path.read_text().splitlines():
+                number, *ids = line.split()
+                self.samples.setdefault(int(number), []).append(f"{path.name.split('.')[1]}: {' '.join(ids)}")
+
+
+_landed: dict[str, Landed] = {}
+
+
+def sail(console: Console, kind: str, ranks: int, *deaths: str) -> Landed:
+    name = "-".join([kind, str(ranks), *deaths]).replace(" ", "").replace(":", ".")
+    if name not in _landed:
+        _landed[name] = _sail(console, kind, ranks, *deaths, directory=console.cwd / name)
+    return _landed[name]
+
+
+def _sail(console: Console, kind: str, ranks: int, *deaths: str, directory: Path) -> Landed:
+    directory.mkdir()
+    ended = console.argosy("run", "-n", str(ranks), SCRIPT, str(directory), kind, str(STEPS), *deaths)
+    assert ended.code == 0, ended.text
+    return Landed(directory, ended.text)
+
+
+def check(console: Console, kind: str, ranks: int, *deaths: str) -> Landed:
+    calm, hard = sail(console, kind, ranks), sail(console, kind, ranks, *deaths)
+    assert hard.digests == calm.digests
+    assert [step for step, _ in hard.rows] == list(range(1, STEPS + 1))
+    # What rank 0 had no time to say is said by another rank, of its own samples.
+    unsaid = {int(death.split(":")[2]) + 1 for death in deaths if death.startswith("0.0:after vote")}
+    for (step, values), (_, expected) in zip(hard.rows, calm.rows, strict=True):
+        assert step in unsaid or values["loss"] == expected["loss"]
+    for number, lines in calm.samples.items():
+        # A rank that died after the vote did not write its line; nobody trained on anything else.
+        assert set(hard.samples.get(number, lines)) <= set(lines)
+    # Whoever was not told to die was built once.
+    victims = {int(death.split(".")[0]) for death in deaths}
+    for rank, pids in enumerate(hard.built):
+        if rank not in victims:
+            assert len(pids) == 1, f"rank {rank} was built {len(pids)} times"
+    for death in deaths:
+        assert "killed by SIGKILL" in hard.text, death
+    return hard
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ["1.0:constructor"],
+        ["0.0:forward:0"],
+        ["1.0:reduce:1"],
+        ["0.0:before vote:4"],
+        ["1.0:after vote:4"],
+        ["0.0:after vote:8"],
+        ["1.0:evaluation:5"],
+        ["0.0:snapshot"],
+        ["1.0:forward:3", "1.1:rehearsal", "1.2:heal"],
+        ["0.0:reduce:6", "1.0:reduce:6"],
+    ],
+    ids=lambda deaths: " ".join(deaths),
+)
+def test_replicas_under_every_kind_of_death(dock: Console, deaths: list[str]):
+    check(dock, "plain", 2, *deaths)
+
+
+@pytest.mark.parametrize("deaths", [["1.0:forward:1"], ["0.0:before vote:5", "2.0:forward:7"]], ids=" ".join)
+def test_scaler_schedule_average_and_batchnorm(dock: Console, deaths: list[str]):
+    check(dock, "messy", 3, *deaths)
+
+
+@pytest.mark.parametrize("deaths", [["1.0:after vote:4"], ["0.0:before vote:1"]], ids=" ".join)
+def test_two_optimizers(dock: Console, deaths: list[str]):
+    check(dock, "gan", 2, *deaths)
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [["0.0:after vote:3"], ["1.0:before vote:0"], ["0.0:forward:5", "1.0:forward:5"], ["1.0:heal"]],
+    ids=" ".join,
+)
+def test_shards(dock: Console, deaths: list[str]):
+    check(dock, "sharded", 2, *deaths)
+
+
+def test_shards_with_tensor_parallelism(dock: Console):
+    check(dock, "grid", 4, "2.0:before vote:4", "1.0:after vote:6")
