@@ -79,6 +79,15 @@ PEERS = {
             shares_torch=True,
         ),
         Peer(name="mpi", steps=(("mpi4py==4.1.2", "numpy"),), download="about 20 MB"),
+        Peer(
+            name="torchft",
+            steps=(
+                ("--no-deps", "torchft-nightly==2026.10.26"),
+                ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+            ),
+            download="about 20 MB",
+            shares_torch=True,
+        ),
         Peer(name="ray", steps=(("ray[default]==2.60.0", "numpy"),), download="about 150 MB", shares_torch=True),
     )
 }
