@@ -43,10 +43,10 @@ class Counted:
 class Killed:
     """What one SIGKILL cost."""
 
-    seconds: float
+    whole_s: float
     """Until the replacement has made a step that nobody had made before."""
-    going_s: float
-    """Until another rank has: sooner where the others go on without it."""
+    next_s: float
+    """Until any rank has: sooner where the others go on without it."""
     redone: int
     """Steps that another rank made twice."""
     calm_s: float
@@ -108,10 +108,14 @@ class Voyage:
 
         self.wait(lambda: bool(replaced()), BACK_S, f"rank {rank} back")
         seconds = replaced()[0].at - at
-        # What others had decided together with the lost rank may be recorded a moment later: it is no news.
-        going = [each.at - at for each in self.counted(at) if each.rank != rank and each.step > before + 1]
         calm_s = statistics.median(each.seconds for each in calm)
-        return Killed(seconds, min([*going, seconds]), self.redone_by_others(rank) - redone, calm_s)
+        # What others had decided together with the lost rank may be recorded a moment later: it is no news.
+        news = [
+            each.at - at
+            for each in self.counted(at)
+            if each.rank != rank and (each.step > before + 1 or (each.step > before and each.at - at > calm_s))
+        ]
+        return Killed(seconds, min([*news, seconds]), self.redone_by_others(rank) - redone, calm_s)
 
     def redone_by_others(self, rank: int) -> int:
         """How many steps some other rank made twice until now."""
