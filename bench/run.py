@@ -2,7 +2,7 @@
 
     python bench/run.py [--quick] [--repeat N] [--json DIRECTORY]
 
-The machine should be quiet; a full run takes well over an hour on two cores (goodput alone half of one), a quick one some minutes.
+The machine should be quiet; a full run takes well over an hour on two cores, a quick one some minutes.
 """
 
 import argparse
