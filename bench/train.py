@@ -50,7 +50,7 @@ class Kills:
         number = self._read.get((row, name), 0)
         if number == len(self._made[name]):
             with self._starts[name]() as voyage:
-                self._made[name].append(kill_in_turn(voyage, self._victims))
+                self._made[name].append(kill_in_turn(voyage, self._victims, seed=number))
         self._read[row, name] = number + 1
         return [value(each) if isinstance(each, Killed) else each for each in self._made[name][number]]
 

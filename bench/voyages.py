@@ -5,6 +5,7 @@ What a contender did is read from the records of bench/scripts/stepping.py, whic
 
 import contextlib
 import os
+import random
 import signal
 import statistics
 import struct
@@ -18,7 +19,7 @@ from harness import Failed
 from peers import ROOT, python_of
 
 SIZE = 4
-UP_S = 120.0
+UP_S = 300.0
 BACK_S = 90.0
 """The cap on each try to come back."""
 CALM_STEPS = 20
@@ -97,8 +98,9 @@ class Voyage:
         os.kill(pid, signal.SIGKILL)
         return pid, at
 
-    def kill_and_wait(self, rank: int) -> Killed:
+    def kill_and_wait(self, rank: int, pause_s: float) -> Killed:
         calm = self.wait_calm(UP_S)
+        time.sleep(pause_s)
         redone = self.redone_by_others(rank)
         pid, at = self.kill(rank)
         before = max(each.step for each in self.counted() if each.at <= at)
@@ -126,12 +128,13 @@ class Voyage:
         return max((len(made) - len(set(made)) for made in steps.values()), default=0)
 
 
-def kill_in_turn(voyage: Voyage, victims: Sequence[int]) -> list[Killed | Failed]:
-    """Kill one rank after another; a lost try ends the series."""
+def kill_in_turn(voyage: Voyage, victims: Sequence[int], seed: int) -> list[Killed | Failed]:
+    """Kill one rank after another, at any point between two saves; a lost try ends the series."""
     found: list[Killed | Failed] = []
+    pauses = random.Random(seed)
     for rank in victims:
         try:
-            found.append(voyage.kill_and_wait(rank))
+            found.append(voyage.kill_and_wait(rank, pauses.random()))
         except Failed as failed:
             return [*found, failed]
     return found
