@@ -287,7 +287,7 @@ KB = 1000
 
 
 def slot(number: int, phase: str, step: int = 0, rank: int = 0, **more: object) -> Slot:
-    return Slot(number, rank, 100 * KB, phase, f"step-{step}", step, 1, **more)  # type: ignore[arg-type]
+    return Slot(number, rank, 100 * KB, phase, f"step-{step}", step, 1, order=step, **more)  # type: ignore[arg-type]
 
 
 def test_h1_the_newest_two_whole_versions_stay():
@@ -296,6 +296,14 @@ def test_h1_the_newest_two_whole_versions_stay():
     halves = [Slot(i, r, KB, "held", "n", 9, 2) for i, r in ((5, 0),)]
     assert versions([*slots, *halves])[0] == (4, "step-4")
     assert versions([*slots, *halves, Slot(6, 1, KB, "held", "n", 9, 2)])[0] == (9, "n")
+
+
+def test_h1_a_step_that_is_saved_again_is_waited_for():
+    whole = [slot(1, "held", 4, durable=True)]
+    half = Slot(2, 0, 100 * KB, "held", "step-4 again", 4, 2, order=5)
+    assert surplus([*whole, half]) == []
+    late = Slot(3, 0, 100 * KB, "held", "step-4 before", 4, 2, order=3)
+    assert surplus([*whole, half, late]) == [late]
 
 
 def test_h1_the_newest_whole_version_goes_last():

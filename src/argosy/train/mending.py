@@ -68,6 +68,7 @@ class Mending:
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
         run.saves.forget()
+        run.recheck.forget()
         if self.fresh and alive:
             self._catch_up(said[alive[0]][2])
         self.fresh = False
@@ -122,14 +123,19 @@ class Mending:
         run.step = step
 
     def from_disk(self, *, quiet: bool = False) -> None:
-        """The newest checkpoint, if there is one."""
+        """The newest checkpoint; else that of the parent, if there is one."""
         run = self._run
         self._find_holders()
+        partial = bool(self.holders)
         try:
-            found = restore(run.directory, into=state_of(run), partial=bool(self.holders))
+            found = restore(run.directory, into=state_of(run), partial=partial)
         except StepNotFound:
-            run.step = 0
-            return
+            if run.parent is None:
+                run.step = 0
+                return
+            directory, at = run.parent
+            found = restore(directory, into=state_of(run), step=at, partial=partial)
+            found.source = f"{directory}, {found.source}"
         if found.kept:
             raise ConfigError(
                 f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="has the model changed?"

@@ -27,6 +27,8 @@ class Slot:
     users: int = 0
     """How many write, ship or read it now."""
     durable: bool = False
+    order: int = 0
+    """Versions are numbered as they come: a step may be saved again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,12 @@ def surplus(slots: Collection[Slot]) -> list[Slot]:
     """Held slots that nobody needs any more: older than the newest two whole versions, and not in use."""
     whole = versions(slots)
     kept = {name for _, name in whole[:HELD]}
-    newest = whole[0][0] if whole else -1
+    complete = {name for _, name in whole}
+    newest = max((slot.order for slot in slots if slot.name in complete), default=-1)
     return [
         slot
         for slot in slots
-        if slot.phase == "held" and not slot.users and slot.name not in kept and slot.step <= newest
+        if slot.phase == "held" and not slot.users and slot.name not in kept and slot.order <= newest
     ]
 
 
