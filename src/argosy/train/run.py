@@ -103,6 +103,8 @@ class Run:
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
 
+        LBFGS is refused: it evaluates the model several times in one step.
+
         Raises:
             ConfigError: something is tracked twice, or has no state_dict.
         """
@@ -159,7 +161,8 @@ class Run:
             return
         self.wish.listen()
         try:
-            yield from self._steps(until)
+            with self._hopeless():
+                yield from self._steps(until)
         finally:
             self.wish.restore()
             self.saves.close()
@@ -231,7 +234,8 @@ class Run:
         self.mending.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
-            self.saves.save(self, None)
+            with self._hopeless():
+                self.saves.save(self, None)
 
     def lost(self, number: int, loss: ArgosyError | None) -> None:
         """An attempt did not count, because a rank is lost."""
@@ -254,7 +258,7 @@ class Run:
         if self.crew.kind == "replaceable":
             if isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
                 self.say(f"step {number} has failed {FAILED_MAX} times: giving up")
-                self._give_up()
+                self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
         elif self.crew.kind == "alone" and self.step:
             self.saves.save(self, None)
@@ -383,7 +387,13 @@ class Run:
             self.mending.from_disk(quiet=True)
         return True
 
-    def _give_up(self) -> None:
+    def failed_rehearsal(self, error: BaseException) -> None:
+        """A replaced rank could not even rehearse."""
+        if isinstance(error, Exception) and self.crew.count(f"rehearsed/{self.crew.view}") >= FAILED_MAX:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """A replacement of this rank would fail as well: none is wanted."""
         if self._page is not None:
             self._page.set_flag(Flag.HOPELESS)
 
@@ -393,5 +403,5 @@ class Run:
         try:
             yield
         except (ConfigError, Diverged):
-            self._give_up()
+            self.give_up()
             raise
