@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".cache" / "newest-torch"
-ROOMS = ["observe", "collective", "transfer", "process/test_preload.py", "process/test_torchrun_env.py"]
+ROOMS = ["observe", "collective", "transfer", "examples", "process/test_preload.py", "process/test_torchrun_env.py"]
 
 
 def newest() -> str:

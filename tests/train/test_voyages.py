@@ -115,3 +115,12 @@ def test_shards(dock: Console, deaths: list[str]):
 
 def test_shards_with_tensor_parallelism(dock: Console):
     check(dock, "grid", 4, "2.0:before vote:4", "1.0:after vote:6")
+
+
+@pytest.mark.parametrize("deaths", [["1.0:forward:2"], ["0.0:after vote:5"], ["0.0:before vote:0"]], ids=" ".join)
+def test_stages_of_a_pipeline(dock: Console, deaths: list[str]):
+    check(dock, "staged", 2, *deaths)
+
+
+def test_experts_spread_over_ranks(dock: Console):
+    check(dock, "experts", 2, "1.0:forward:2", "0.0:after vote:5")

@@ -32,7 +32,7 @@ from argosy.checkpoint.stores import open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
-from argosy.transfer import Role, State
+from argosy.transfer import Role, State, Unit
 
 
 @dataclass(slots=True)
@@ -314,9 +314,13 @@ class _Job(NamedTuple):
 
 
 def said(state: State) -> dict[str, Any]:
-    """What a rank says of its state besides tensors: rank 0 all that is shared, others their own."""
-    if state.rank == 0:
-        units = {name: UnitInfo(unit.options, unit.aliases) for name, unit in state.units.items()}
-        return {"values": state.values, "units": units}
+    """What a rank says of its state besides tensors: each unit's first rank of that unit, rank 0 all shared values."""
+    first = [unit for unit in state.units.values() if state.rank == min(_ranks(unit), default=0)]
+    units = {unit.name: UnitInfo(unit.options, unit.aliases) for unit in first}
     own = f"rank{state.rank}/"
-    return {"values": {name: value for name, value in state.values.items() if name.startswith(own)}}
+    values = {name: value for name, value in state.values.items() if not state.rank or name.startswith(own)}
+    return {"values": values, "units": units}
+
+
+def _ranks(unit: Unit) -> set[int]:
+    return {rank for member in unit.members.values() for rank in member.layout.ranks}

@@ -459,7 +459,7 @@ class Group(dist.ProcessGroup):
         work = Work(tensors)
         work.on_wait = partial(mark_waiting, index)
         method = "recv_anysource" if peer < 0 else name
-        plan = Plan(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
+        plan = plans.letter(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
         if self._answered(plan, work):
             return work
         inside = self._inside

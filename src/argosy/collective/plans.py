@@ -285,3 +285,18 @@ def barrier(gloo: tuple[str, tuple[Any, ...]]) -> Plan:
     plan = Plan("barrier", [], gloo)
     plan.prepare = lambda: [Step(Wish(Kind.ALL_REDUCE, "barrier"), [NOTHING], [NOTHING], Memory())]
     return plan
+
+
+def letter(name: str, tensors: list[Tensor], gloo: tuple[str, tuple[Any, ...]]) -> Plan:
+    """One tensor from rank to rank. Who is alone hears ones: a pipeline's stages so agree, in their first step, that
+    shapes are as they were said.
+    """
+    plan = Plan(name, tensors, gloo)
+
+    def answer() -> None:
+        for tensor in tensors:
+            tensor.detach().fill_(1)
+
+    if name == "recv":
+        plan.answer = answer
+    return plan

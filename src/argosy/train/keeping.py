@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
 from argosy.core import ArgosyError, DeadlinePassed
-from argosy.transfer import State, describe
+from argosy.transfer import State, describe, replicated
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -104,7 +105,13 @@ class Saves:
 
 
 def state_of(run: "Run") -> State:
-    """The tracked state, as checkpoints describe it."""
+    """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    return describe(model or None, tracked.optimizers, others=tracked.others)
+    state = describe(model or None, tracked.optimizers, others=tracked.others)
+    for name, ranks in run.mending.holders.items():
+        unit = state.units.get(name)
+        for key, member in unit.members.items() if unit is not None else ():
+            if unit is not None and member.layout.ranks == tuple(range(run.size)):
+                unit.members[key] = replace(member, layout=replicated(member.shape, ranks))
+    return state

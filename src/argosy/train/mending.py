@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.checkpoint import Mark, StepNotFound, begin_series, restore
-from argosy.core import ArgosyError, PeerLost
+from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
 from argosy.train.pocket import plan, unpack, write
@@ -33,6 +33,8 @@ class Mending:
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
+        self.holders: dict[str, tuple[int, ...]] = {}
+        """Of what only some ranks have, such as the stages of a pipeline: who has it."""
 
     def heal(self, view: int) -> None:
         """With all ranks of a new view: everybody has the state of the same step afterwards.
@@ -62,6 +64,7 @@ class Mending:
                 self.compare()
         if alive:
             self.copies, run.undo = told[alive[0]].copies, told[alive[0]].undo
+            self._find_holders()
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
         run.saves.forget()
@@ -121,14 +124,27 @@ class Mending:
     def from_disk(self, *, quiet: bool = False) -> None:
         """The newest checkpoint, if there is one."""
         run = self._run
+        self._find_holders()
         try:
-            found = restore(run.directory, into=state_of(run))
+            found = restore(run.directory, into=state_of(run), partial=bool(self.holders))
         except StepNotFound:
             run.step = 0
             return
+        if found.kept:
+            raise ConfigError(
+                f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="has the model changed?"
+            )
         run.step = found.step
         if not quiet:
             run.restored(found.step, found.source)
+
+    def _find_holders(self) -> None:
+        run = self._run
+        self.holders = {}
+        names = run.crew.gather(sorted(state_of(run).units))
+        everywhere = set(names[0]).intersection(*names[1:])
+        for name in sorted({name for each in names for name in each} - everywhere):
+            self.holders[name] = tuple(rank for rank, each in enumerate(names) if name in each)
 
     def compare(self) -> None:
         """Find out whether the ranks' parameters are copies of each other."""

@@ -1,6 +1,8 @@
 """Trainings of many kinds, small enough for a test: what they have in common is that they must survive."""
 
 import hashlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from argosy.data import Loader
 
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
 SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
 
 
@@ -151,4 +154,64 @@ class Grid(Plain):
         self.run.track(model=self.model, optimizer=self.optimizer)
 
 
+class Staged(Plain):
+    """Two stages of a pipeline: each rank has its own half of the model, and all samples."""
+
+    def build(self):
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        first, rank = nn.Linear(8, 16), self.run.rank
+        self.model = nn.ModuleDict({"first": first} if rank == 0 else {"last": nn.Linear(16, 4)})
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+        self.data.place(0, 1)
+        shapes = [torch.empty(2, size, device="meta", requires_grad=size != 8) for size in (8, 16, 4)]
+        module = next(iter(self.model.values()))
+        stage = PipelineStage(
+            module, rank, 2, torch.device("cpu"), input_args=shapes[rank], output_args=shapes[rank + 1]
+        )
+        self.schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, _: out.square().mean())
+
+    def step(self, step, place):
+        batch = step.batch(self.data)
+        ids, losses = self.data.handed.ids, []
+        place("forward")
+        self.schedule.step(batch) if self.run.rank == 0 else self.schedule.step(target=batch, losses=losses)
+        self.loss = torch.stack(losses).mean() if losses else torch.zeros(())
+        place("before vote")
+        self.optimizer.step()
+        place("after vote")
+        return ids
+
+
+class Experts(Plain):
+    """Experts spread over ranks, everything else sharded: tokens go to their experts and come back."""
+
+    def build(self):
+        import gpt
+
+        config = gpt.Config(
+            vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=8, num_local_experts=4,
+        )  # fmt: skip
+        self.loss_of = gpt.loss_of
+        self.model = gpt.spread_experts(gpt.GPT(config), init_device_mesh("cpu", (self.run.size,)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        tokens = np.random.default_rng(1).integers(0, 32, (200, 9))
+        self.data = Loader(tokens, batch=8, seed=2)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+    def step(self, step, place):
+        batch = step.batch(self.data)
+        ids = self.data.handed.ids
+        place("forward")
+        self.loss = self.loss_of(self.model(batch[:, :-1]), batch[:, 1:])
+        self.loss.backward()
+        place("before vote")
+        self.optimizer.step()
+        place("after vote")
+        return ids
+
+
 KINDS = {"plain": Plain, "messy": Messy, "gan": Gan, "sharded": Sharded, "grid": Grid}
+KINDS |= {"staged": Staged, "experts": Experts}

@@ -25,6 +25,8 @@ from argosy.process.imports.source import Source, Statement, read_source, top, v
 TORCH = ("torch", "torch.distributed", "torch.profiler")
 DYNAMO = "torch._dynamo"
 OF_TORCH = frozenset((*TORCH, DYNAMO))
+_FORMAT = 2
+"""Of what is remembered of parsed files: grows when something else is read from them."""
 FILES_MAX = 2_000
 BYTES_MAX = 16 << 20
 FILE_BYTES_MAX = 2 << 20
@@ -189,7 +191,7 @@ def scan(
     `Statement`). Parsed files are remembered in the directory `cache`.
     """
     own = os.getcwd() if module else os.path.dirname(os.path.realpath(entry))
-    name = blake2b(f"{own}\0{entry}".encode(), digest_size=16).hexdigest()
+    name = blake2b(f"{_FORMAT}\0{own}\0{entry}".encode(), digest_size=16).hexdigest()
     memory = None if cache is None else os.path.join(os.fspath(cache), name)
     walk = _Scan(Finder(own, path), _recall(memory) if memory else {})
     if module:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 # The first optimizer, a wrapper of a model or a compile imports torch._dynamo, half of torch's import time.
 _TRAINS = re.compile(rb"optim|compile|backward|[Pp]arallel|fsdp|shard|dynamo|inductor|[Tt]rainer")
+# The package itself opens its names on demand.
+_RUNS = re.compile(rb"\bargosy\.Run\b|from argosy import [^\n]*\bRun\b")
 
 
 class Statement(NamedTuple):
@@ -35,6 +37,8 @@ def read_source(text: bytes) -> Source:
     tree = ast.parse(text)
     statements = tuple(_statements(tree.body, main_only=False, certain=True))
     names_torch = b"torch" in text and any(_is_torch(node) for node in ast.walk(tree))
+    if _RUNS.search(text):
+        statements = (*statements, Statement("argosy.train", ("Run",), 0, False))
     return Source(statements, names_torch, _TRAINS.search(text) is not None)
 
 
