@@ -130,6 +130,11 @@ class Mending:
         except StepNotFound:
             run.step = 0
             return
+        except ConfigError as error:
+            raise ConfigError(
+                f"the checkpoint in {run.directory} does not fit what is tracked now: {error}",
+                hint="undo the change, or begin another run in another directory",
+            ) from error
         if found.kept:
             raise ConfigError(
                 f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="has the model changed?"
