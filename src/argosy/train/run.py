@@ -243,10 +243,10 @@ class Run:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
         if self.crew.kind == "replaceable":
             if isinstance(error, ConfigError | Diverged):
-                self._give_up()
+                self.give_up()
             elif isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
-                self.say(f"step {number} has failed {FAILED_MAX} times: giving up")
-                self._give_up()
+                self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
+                self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
         elif self.crew.kind == "alone" and self.step and whole:
             self.saves.save(self, None)
@@ -378,7 +378,8 @@ class Run:
             self.mending.from_disk(quiet=True)
         return True
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """A replacement would fail as this rank does: the launch ends with it."""
         if self._page is not None:
             self._page.set_flag(Flag.HOPELESS)
 
@@ -388,5 +389,5 @@ class Run:
         try:
             yield
         except (ConfigError, Diverged):
-            self._give_up()
+            self.give_up()
             raise

@@ -169,6 +169,7 @@ class Step:
                 f"rank {rank} {'updates' if updates else 'does not update'} in step {number}"
                 for rank, (number, updates) in enumerate(said)
             )
+            run.give_up()
             raise Diverged(
                 f"ranks disagree: {whole}", hint="all ranks must take the same steps; look for `if rank == 0`"
             )
@@ -203,7 +204,8 @@ class Step:
         if self.outcome is Outcome.REJECTED:
             run.commit(self, late=late)
             return error is None or isinstance(error, Abandoned)
-        if self.outcome is Outcome.LOST or (isinstance(error, Exception) and (lost or run.crew.is_lost(SUSPECT_S))):
+        suspect = isinstance(error, Exception) and not isinstance(error, Diverged)
+        if self.outcome is Outcome.LOST or (suspect and (lost or run.crew.is_lost(SUSPECT_S))):
             run.lost(self.number, self._latch.loss if self._latch is not None else None)
             return isinstance(error, Exception)
         run.failed(self.number, error, whole=True)
