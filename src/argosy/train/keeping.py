@@ -69,6 +69,8 @@ class Saves:
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
         self._saved_step = -1
+        if self._saver is not None:
+            self._saver.let_go()
 
     def finish(self, run: "Run") -> bool:
         """Have the last step on disk; False if a rank is lost meanwhile, or the disk refuses: then try again.
