@@ -37,7 +37,7 @@ def argosy(stage: Stage, what: str, count: int) -> list[float]:
 
 
 def contenders(stage: Stage, what: str, count: int, floors: str = "", peers: str = "monarch ray") -> list[Contender]:
-    warm = what in ("mesh", "back")  # What is measured there begins with a zygote that has torch.
+    warm = what in ("mesh", "back", "spare")  # What is measured there begins with a zygote that has torch.
     found = [Contender(name="argosy", sample=partial(argosy, stage, what, count), warm_up=warm)]
     for floor in floors.split():
         extra = [str(free_port())] if floor == "rpc" else []
@@ -155,6 +155,12 @@ def other_rows(stage: Stage, options: Options) -> list[Row]:
             contenders=contenders(stage, "back", 4, peers="ray"),
             base="ray",
             goals=[Goal(of="argosy", at_most=0.150), Goal(of="argosy", times_of="ray", times=6)],
+        ),
+        Row(
+            key="spare",
+            title="the same, with a spare",
+            contenders=contenders(stage, "spare", 4, peers=""),
+            base="argosy",
         ),
     ]
 

@@ -1,8 +1,9 @@
-"""Four ranks train a small transformer; one is killed half way; the run goes on by itself.
+"""Four ranks train a small transformer; one is killed, then two at once; the loss goes on as if nothing had happened.
 
     make demo        (or: python examples/demo.py)
 
-Takes half a minute on two cores and writes only below ./runs/. Expect a table of what happened at the end.
+Takes about a minute on two cores and writes only below ./runs/. Expect a table of what happened at the end, a picture
+of the loss, and the digest of a second run that nobody disturbed.
 """
 
 import json
@@ -13,71 +14,99 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from argosy.train import read_log
+
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, RANKS, VICTIM = 300, 4, 2
+STEPS, RANKS = 150, 4
+KILLS = {50: [2], 100: [0, 3]}
+"""After which step which ranks die."""
 ARGOSY = [sys.executable, "-m", "argosy"]
 
 
 @dataclass
 class Story:
-    """What the output of the run has told so far."""
+    """What the output of a run has told so far."""
 
     step: int = 0
-    killed_pid: int = 0
-    killed_at: float = 0.0
-    killed_step: int = 0
-    resumed_step: int = 0
-    back_s: float = 0.0
-    again: int = 0
+    killed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    back_s: list[float] = field(default_factory=list[float])
     loss: str = ""
     weights: str = ""
 
-    def read(self, line: str, now: float) -> None:
-        if found := re.search(r"resumed from step (\d+)", line):
-            self.resumed_step = int(found[1])
-            self.again = self.step - self.resumed_step
-        elif found := re.search(r"step (\d+)/\d+", line):
+    def read(self, line: str) -> None:
+        if found := re.search(r"step (\d+)/\d+", line):
             self.step = int(found[1])
-            if self.resumed_step and not self.back_s:
-                self.back_s = now - self.killed_at
+        elif found := re.search(r"together again after (\S+) s", line):
+            self.back_s.append(float(found[1]))
         elif found := re.search(r"done +loss (\S+) +weights (\S+)", line):
             self.loss, self.weights = found[1], found[2]
 
 
-def pid_of(run: str, rank: int) -> int:
-    """Ask `argosy ps` for a rank's process, as a person would."""
+def pids_of(run: str) -> dict[int, int]:
+    """Ask `argosy ps` for the ranks' processes, as a person would."""
     listing = subprocess.run([*ARGOSY, "ps", "--json"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     (ranks,) = [found["ranks"] for found in json.loads(listing.stdout) if found["name"] == run]
-    return next(found["pid"] for found in ranks if found["index"] == rank)
+    return {found["index"]: found["pid"] for found in ranks}
 
 
-def watch(launch: subprocess.Popen[str], run: str) -> Story:
-    """Show the output of the run as it comes; half way, kill a rank."""
-    story = Story()
+def train(run: str, kills: dict[int, list[int]]) -> tuple[int, Story]:
+    """Start the run, show its output as it comes, and kill ranks on the way."""
+    words = ["run", "-n", str(RANKS), "--name", run, "examples/train.py", f"runs/{run}", str(STEPS)]
+    print("$ argosy " + " ".join(words), flush=True)
+    launch = subprocess.Popen([*ARGOSY, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    story, left = Story(), dict(kills)
     assert launch.stdout is not None
-    for line in launch.stdout:
-        print(line, end="", flush=True)
-        story.read(line, time.monotonic())
-        if story.step >= STEPS // 2 and not story.killed_pid:
-            story.killed_pid = pid_of(run, VICTIM)
-            story.killed_step, story.killed_at = story.step, time.monotonic()
-            os.kill(story.killed_pid, signal.SIGKILL)
-            print(f"\n>>> kill -9 {story.killed_pid}  (rank {VICTIM} of {RANKS})\n", flush=True)
-    return story
+    try:
+        for line in launch.stdout:
+            print(line, end="", flush=True)
+            story.read(line)
+            for step in [step for step in left if story.step >= step]:
+                victims, pids = left.pop(step), pids_of(run)
+                for rank in victims:
+                    os.kill(pids[rank], signal.SIGKILL)
+                story.killed.append((story.step, victims))
+                print(f"\n>>> kill -9 {' '.join(str(pids[rank]) for rank in victims)}\n", flush=True)
+    except KeyboardInterrupt:
+        launch.wait()  # The terminal gave it the same Ctrl-C: it stops the ranks, and then ends.
+        raise
+    return launch.wait(), story
 
 
-def table(story: Story, run: str) -> str:
+def picture(run: str, story: Story) -> Path:
+    """Draw the loss over the steps, with a mark for each kill."""
+    rows = [(row.step, row.values["loss"]) for row in read_log(ROOT / "runs" / run) if "loss" in row.values]
+    top = max(loss for _, loss in rows)
+    points = " ".join(f"{40 + 700 * step / STEPS:.1f},{20 + 240 * (1 - loss / top):.1f}" for step, loss in rows)
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 320" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="780" height="320" fill="white"/><path d="M40 20V260H740" fill="none" stroke="#888"/>')
+    for step, victims in story.killed:
+        x, who = 40 + 700 * step / STEPS, " and ".join(map(str, victims))
+        parts.append(f'<path d="M{x:.1f} 20V260" stroke="#c22" stroke-dasharray="4 3"/>')
+        parts.append(f'<text x="{x + 4:.1f}" y="32" fill="#c22">kill -9 rank {who}</text>')
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#25a" stroke-width="1.5"/>')
+    parts.append(f'<text x="8" y="24">{top:.1f}</text><text x="8" y="260">0.0</text>')
+    parts.append(f'<text x="40" y="280">0</text><text x="700" y="280">step {STEPS}</text>')
+    parts.append('<text x="40" y="305">training loss of rank 0, four ranks</text></svg>')
+    path = ROOT / "runs" / run / "loss.svg"
+    path.write_text("\n".join(parts) + "\n")
+    return path
+
+
+def table(run: str, story: Story, calm: Story) -> str:
+    who = "; ".join(f"rank {' and '.join(map(str, ranks))} after step {step}" for step, ranks in story.killed)
+    same = "the same" if calm.weights == story.weights else f"NOT THE SAME: {calm.weights}"
     rows = [
         ("steps", f"{story.step} of {STEPS}"),
-        ("killed", f"rank {VICTIM} (pid {story.killed_pid}) with SIGKILL, after step {story.killed_step}"),
-        ("back after", f"{story.back_s:.1f} s, from its own checkpoint of step {story.resumed_step}"),
-        ("steps done again", f"{story.again}"),
-        ("final loss", f"{story.loss}"),
+        ("killed", f"{who}, with SIGKILL"),
+        ("back after", ", ".join(f"{seconds:.1f} s" for seconds in story.back_s)),
+        ("steps lost", f"{STEPS - len(read_log(ROOT / 'runs' / run))}"),
+        ("final loss", story.loss),
         ("final weights", f"{story.weights} (digest)"),
-        ("written to", f"runs/{run}"),
+        ("undisturbed", f"{same}, from a second run that nobody touched"),
+        ("picture", f"{picture(run, story).relative_to(ROOT)}"),
     ]
     return "\n".join(f"  {name:<18}{value}" for name, value in rows)
 
@@ -92,31 +121,26 @@ def next_commands() -> str:
         argosy = f"{sys.executable} -m argosy"
     rows = [
         (f"{argosy} why", "what failed first, and what was done about it"),
-        (f"{argosy} logs", "what the ranks wrote, before the kill and after it"),
-        (f"{argosy} ps --all", "all runs, this one too"),
+        (f"{argosy} logs", "what the ranks wrote, before the kills and after them"),
+        (f"{argosy} ps --all", "all runs, these too"),
     ]
     width = max(len(command) for command, _ in rows)
     return "\n".join(f"  {command:<{width}}   {what}" for command, what in rows)
 
 
 def main() -> int:
-    run = time.strftime("demo-%Y%m%d-%H%M%S")
-    checkpoint = f"runs/{run}/checkpoints/gpt.pt"
-    words = ["run", "-n", str(RANKS), "--max-restarts", "3", "--name", run]
-    words += ["examples/train_gpt.py", str(STEPS), checkpoint]
-    print("$ argosy " + " ".join(words), flush=True)
-    launch = subprocess.Popen([*ARGOSY, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    name = time.strftime("demo-%Y%m%d-%H%M%S")
     try:
-        story = watch(launch, run)
+        _, calm = train(f"{name}-calm", {})
+        print("\nThe same again, with kills.\n")
+        code, story = train(name, KILLS)
     except KeyboardInterrupt:
-        launch.wait()  # The terminal gave it the same Ctrl-C: it stops the ranks, and then ends.
         return 130
-    code = launch.wait()
-    if code or not story.resumed_step:
+    if code or len(story.killed) < len(KILLS) or not story.weights:
         print(f"\nthe demo did not go as planned: argosy run ended with {code}, at step {story.step}")
         return code or 1
-    print(f"\nWhat happened\n{table(story, run)}\n\nTry next\n{next_commands()}")
-    return 0
+    print(f"\nWhat happened\n{table(name, story, calm)}\n\nTry next\n{next_commands()}")
+    return 0 if calm.weights == story.weights else 1
 
 
 if __name__ == "__main__":

@@ -77,6 +77,30 @@ class Restorable(Worker):
         return self.restored
 
 
+class Reluctant:
+    """When it is replaced, it is ready only after it was let."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate, self.seen = gate, list[int]()
+
+    @classmethod
+    def restore(cls, gate: str) -> "Reluctant":
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return cls(gate)
+
+    def note(self, x: int) -> int:
+        self.seen.append(x)
+        return x
+
+    def notes(self) -> list[int]:
+        return self.seen
+
+    @argosy.endpoint(idempotent=True)
+    def pid(self) -> int:
+        return os.getpid()
+
+
 class Awkward:
     """Misbehaves."""
 

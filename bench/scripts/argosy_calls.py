@@ -1,4 +1,4 @@
-"""Argosy: calls.   argosy_calls.py {one|busy|gather|pipeline|actor|argument|result|mesh|memory|lost|back} N"""
+"""Argosy: calls.   argosy_calls.py {one|busy|gather|pipeline|actor|argument|result|mesh|memory|lost|back|spare} N"""
 
 import os
 import signal
@@ -60,17 +60,18 @@ def lost(mesh: argosy.Mesh, back: bool) -> list[float]:
             values.append(time.perf_counter() - began)
         same = [before == now for before, now in zip(others, workers.pid().gather(), strict=True)]
         assert same == [True, False, True, True], same
-        time.sleep(0.2)
+        time.sleep(1.0)  # Until then a spare that was used is replaced.
     return values
 
 
 def main() -> None:
     what, count = sys.argv[1], int(sys.argv[2])
-    ranks = {"gather": count, "mesh": count, "memory": count, "actor": 2, "lost": 4, "back": 4}.get(what, 1)
-    torch = ["torch"] if what in ("mesh", "memory", "back") else []
+    ranks = {"gather": count, "mesh": count, "memory": count, "actor": 2, "lost": 4, "back": 4, "spare": 4}.get(what, 1)
+    torch = ["torch"] if what in ("mesh", "memory", "back", "spare") else []
     with argosy.local(show=False) as cluster:
         began, free_gb = time.perf_counter(), available_gb()
-        mesh = cluster.mesh(ranks=ranks, preload=torch, restart=argosy.Restart.rank(), name=f"bench-{os.getpid()}")
+        restart, spares = argosy.Restart.rank(), int(what == "spare")
+        mesh = cluster.mesh(ranks=ranks, preload=torch, restart=restart, spares=spares, name=f"bench-{os.getpid()}")
         if what == "mesh":
             mesh.run(os.getpid).gather()
             say([time.perf_counter() - began])
@@ -79,8 +80,9 @@ def main() -> None:
             mesh.run(import_torch).gather()
             say([free_gb - available_gb()])
             return
-        if what in ("lost", "back"):
-            say(lost(mesh, what == "back"))
+        if what in ("lost", "back", "spare"):
+            time.sleep(1.0)
+            say(lost(mesh, what != "lost"))
             return
         workers = mesh.spawn(Worker)
         one = workers[0]

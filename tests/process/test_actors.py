@@ -288,3 +288,10 @@ def _alive(name: str) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def test_a_name_used_again_means_the_new_mesh(cluster: Cluster):
+    for _ in range(8):  # What became of the one before stands in the same journal.
+        mesh = cluster.mesh(ranks=1, preload=[], name="again")
+        assert mesh.run(len, "abc").gather() == [3]
+        mesh.stop()

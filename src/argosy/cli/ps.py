@@ -23,6 +23,7 @@ class Row(msgspec.Struct, kw_only=True):
     started_at: float
     detached: bool = False
     ranks: "list[RankInfo]" = []
+    spares: list[int] = []
 
 
 @click.command(short_help="List runs and their ranks.")
@@ -48,6 +49,7 @@ def command(everything: bool, as_json: bool) -> None:
         if row.size <= 16:
             print()
             ranks = [["", str(r.index), str(r.pid or "-"), str(r.generation), r.state, str(r.steps)] for r in row.ranks]
+            ranks += [["", "-", str(pid), "-", "spare", "-"] for pid in row.spares]
             print_table([row.name, "RANK", "PID", "GENERATION", "STATE", "STEPS"], ranks)
     if everything and alive.daemons:
         print()
@@ -66,6 +68,7 @@ def living_rows(alive: "Runs") -> list[Row]:
             started_at=run.started_at,
             detached=run.detached,
             ranks=run.ranks,
+            spares=run.spares,
         )
         for run in alive.runs
     ]

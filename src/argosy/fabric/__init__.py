@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from argosy.fabric.payload import dump as dump
     from argosy.fabric.payload import load as load
     from argosy.fabric.peer import Peer as Peer
-    from argosy.fabric.peer import Ticket as Ticket
-    from argosy.fabric.peer import context as context
-    from argosy.fabric.peer import find_peer as find_peer
-    from argosy.fabric.peer import forget_peers as forget_peers
+    from argosy.fabric.peers import find_peer as find_peer
+    from argosy.fabric.peers import forget_peers as forget_peers
     from argosy.fabric.server import Server as Server
+    from argosy.fabric.ticket import Ticket as Ticket
+    from argosy.fabric.ticket import context as context
 
 _CALLS = {
     name: f"argosy.fabric.{module}"
@@ -45,8 +45,10 @@ _CALLS = {
         "failures": "Cancelled Failure RemoteError rebuild",
         "frames": "CANCELLED LATE RAISED RESULT Body Call Frame Parcel Reply",
         "payload": "dump load",
-        "peer": "Peer Ticket context find_peer forget_peers",
+        "peer": "Peer",
+        "peers": "find_peer forget_peers",
         "server": "Server",
+        "ticket": "Ticket context",
     }.items()
     for name in names.split()
 }

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ _FDS_MAX = 4
 _ANCILLARY = socket.CMSG_SPACE(4 * _FDS_MAX)
 # As plain numbers: an operation on the enum costs more than the system call that it is for.
 _SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_buffers: list[memoryview] = []
 _RECEIVE, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 
 
@@ -36,7 +38,7 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     """A pickled value: `pickled` itself, or as the first of the buffers; sizes of buffers; their segment, if any."""
 
     pickled: bytes = b""
-    sizes: list[int] = []
+    sizes: tuple[int, ...] = ()
     segment: int = 0
 
 
@@ -60,7 +62,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=1):
     chain: int = 0
     """Equal for all calls that follow from one: who waits within a chain serves that chain."""
     wanted: bool = True
-    freed: list[int] = []
+    freed: tuple[int, ...] = ()
     """Segments of the receiver of this frame that its sender has let go of."""
 
 
@@ -71,7 +73,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, tag=2):
     generation: int
     kind: int
     body: Body
-    freed: list[int] = []
+    freed: tuple[int, ...] = ()
 
 
 RESULT, RAISED, CANCELLED, LATE, STALE = range(5)
@@ -84,13 +86,15 @@ _encoder = msgspec.msgpack.Encoder()
 class Parcel:
     """A value made ready for sending, to one receiver or to many."""
 
+    __slots__ = ("body", "segment", "tail")
+
     def __init__(self, value: object, receivers: int = 1) -> None:
         pickled, buffers = dump(value)
         self.segment: Segment | None = None
-        self.tail: list[bytes | memoryview] = []
         if not buffers and len(pickled) <= _ENVELOPE_INLINE_MAX:
             self.body = Body(pickled)
             return
+        self.tail: list[bytes | memoryview] = []
         sizes = [buffer.nbytes for buffer in buffers]
         large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
         if large:
@@ -103,22 +107,21 @@ class Parcel:
             self.tail.insert(0, pickled)
             sizes.insert(0, -len(pickled))
             pickled = b""
-        self.body = Body(pickled, sizes, self.segment.number if self.segment is not None else 0)
+        self.body = Body(pickled, tuple(sizes), self.segment.number if self.segment is not None else 0)
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """One received message with its buffers."""
 
-    __slots__ = ("buffers", "message", "pickled", "taken")
+    message: Hello | Call | Reply
+    pickled: bytes | memoryview = b""
+    buffers: Sequence[memoryview] = ()
+    taken: bool = False
 
-    def __init__(self, message: Envelope, pickled: bytes | memoryview, buffers: list[memoryview]) -> None:
-        self.message, self.pickled, self.buffers = message, pickled, buffers
-        self.taken = False
-
-    def take(self) -> object:
+    def take(self) -> Any:
         """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
         pickled, buffers = self.pickled, self.buffers
-        self.pickled, self.buffers, self.taken = b"", [], True
+        self.pickled, self.buffers, self.taken = b"", (), True
         return load(pickled, buffers)
 
 
@@ -140,14 +143,14 @@ def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequenc
     """
     while parts:
         try:
-            if fds:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = sock.sendmsg(parts[:512], rights, _SEND)
-            elif len(parts) == 1:
+            if not fds and len(parts) == 1:
                 sent = sock.send(part := parts[0], _SEND)
                 if type(part) is bytes and sent == len(part):
                     parts.clear()
                     return True
+            elif fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = sock.sendmsg(parts[:512], rights, _SEND)
             else:
                 sent = sock.sendmsg(parts[:512], [], _SEND)
         except BlockingIOError:
@@ -183,7 +186,13 @@ class Reader:
         """
         if self._filling is not None:
             return self._fill(sock, *self._filling)
-        data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY, _RECEIVE)
+        # Buffers are shared: one per reader would be much for a thousand ranks, a new one per message slow.
+        view = _buffers.pop() if _buffers else memoryview(bytearray(_READ_BYTES))
+        try:
+            count, ancillary, flags, _ = sock.recvmsg_into((view,), _ANCILLARY, _RECEIVE)
+            data = view[:count].tobytes()
+        finally:
+            _buffers.append(view)
         if ancillary or flags & _TRUNCATED:
             self._keep(ancillary, flags)
         if not data:
@@ -205,14 +214,18 @@ class Reader:
                 raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
             at = end
             if isinstance(message, Hello):
-                frames.append(Frame(message, b"", []))
-            elif not message.body.sizes:
-                frames.append(Frame(message, message.body.pickled, []))
+                frames.append(Frame(message))
+            elif not (body := message.body).sizes:
+                frames.append(Frame(message, body.pickled))
             else:
                 at += self._begin_tail(message, fds, tail, data[at : at + tail], frames)
         if at < size:
             self._rest = data[at:]
         return frames
+
+    def take_freed(self) -> tuple[int, ...]:
+        """The segments that were let go of since the last time."""
+        return tuple(self.freed.popleft() for _ in range(len(self.freed)))
 
     def close(self) -> None:
         """Close descriptors that belong to no complete frame."""

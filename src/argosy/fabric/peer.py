@@ -11,17 +11,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric.calls import Caller, Gone, Oracle
 from argosy.fabric.door import ask_busy, tell_cancel
 from argosy.fabric.frames import STALE, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
+from argosy.fabric.late import LateCalls, on_event_loop
 from argosy.fabric.link import BadFrame, peer_credentials
 from argosy.fabric.segments import ours
+from argosy.fabric.ticket import Ticket, context
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,43 +36,6 @@ START_S = 300.0
 _SILENCE_S = 1.0
 """After this long without an answer somebody asks whether the peer still lives."""
 _SLOW_S = 60.0
-
-
-class Ticket:
-    """One call in flight, and later its outcome."""
-
-    __slots__ = ("done", "error", "frame", "number", "on_done", "peer")
-
-    def __init__(self, peer: "Peer") -> None:
-        self.peer = peer
-        self.number = 0
-        self.done = False
-        self.frame: Frame | None = None
-        self.error: ArgosyError | None = None
-        self.on_done: Callable[[], None] | None = None
-
-    def settle(self, frame: Frame | None, error: ArgosyError | None) -> None:
-        self.frame, self.error = frame, error
-        self.done = True
-        if (told := self.on_done) is not None:
-            told()
-
-
-class Host(Protocol):
-    """A rank that runs an endpoint on this thread, and can serve others while that one waits."""
-
-    def serve_while_waiting(self, fd: int, events: int, timeout_s: float, ticket: "Ticket | None") -> bool: ...
-
-
-class _Context(threading.local):
-    """What this thread does for others: the chain of the call that it runs, and who serves meanwhile."""
-
-    chain: int = 0
-    deadline: float = 0.0
-    host: Host | None = None
-
-
-context = _Context()
 
 
 class Peer:
@@ -89,6 +55,7 @@ class Peer:
         self._unsent: list[bytes | memoryview] = []
         self._link = 0
         self._link_pid = 0
+        self._late = LateCalls()
         self._watched: dict[asyncio.AbstractEventLoop, int] = {}
 
     # --- calling
@@ -96,42 +63,58 @@ class Peer:
     def call(self, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> Ticket:
         """Send a call; its outcome is the ticket's, also if it could not even be sent."""
         ticket = Ticket(self)
-        # Another thread may be sending to a rank that does not read.
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
-            ticket.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=self.busy()))
-            return ticket
-        try:
-            while True:
-                while not self._begin(ticket, deadline):
-                    pass
-                if ticket.done:
-                    break
-                number, generation, freed = ticket.number, self.caller.generation, self._freed()
-                body, chain = parcel.body, context.chain
-                if self._send(Call(number, generation, actor, method, body, deadline, chain, wanted, freed), parcel):
-                    break
-            if not wanted:
-                self.caller.give_up(ticket.number)
-        except ArgosyError as error:
-            ticket.settle(None, error)
-        finally:
-            self._lock.release()
+        if self._late and on_event_loop():
+            self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+        else:
+            self._call(ticket, parcel, actor, method, deadline, wanted)
         return ticket
 
-    def _begin(self, ticket: Ticket, deadline: float) -> bool:
-        """Give the call a number on an open link; False if that link was lost meanwhile."""
-        if self.sock is not None and not len(self.caller) and self._poll.poll(0):
-            self.poke()  # Whoever listened may be gone since: then this call is for the next generation.
+    def _call(self, ticket: Ticket, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> None:
+        """Send a call on an open link, or have a thread do it where waiting for one would stop an event loop."""
+        lock, caller, body, chain = self._lock, self.caller, parcel.body, context.doing.chain
+        # Another thread may be sending to a rank that does not read.
+        if not lock.acquire(False):
+            if on_event_loop():
+                self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+                return
+            if not lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
+                ticket.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=self.busy()))
+                return
+        try:
+            while True:
+                sock = self.sock
+                if sock is None or caller.is_full:
+                    if self._prepare(deadline):
+                        continue
+                    self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+                    return
+                if ticket.late and not self._late.claim(ticket):
+                    return
+                ticket.number = number = caller.begin(ticket, deadline)
+                if self.sock is not sock and caller.give_up(number) is not None:
+                    continue  # A reader lost the link before it could see this call.
+                freed = self._reader.take_freed() if self._reader.freed else ()
+                call = Call(number, caller.generation, actor, method, body, deadline, chain, wanted, freed)
+                # Who is gone takes nothing: then this call is for the next generation.
+                if self._send(call, parcel):
+                    break
+            if not wanted:
+                caller.give_up(number)
+        except ArgosyError as error:
+            if not ticket.late or self._late.claim(ticket):
+                ticket.settle(None, error)
+        finally:
+            lock.release()
+
+    def _prepare(self, deadline: float) -> bool:
+        """Have a link that takes a call, waiting for it; False if an event loop would have to."""
+        if on_event_loop():
+            return self.sock is None and self._connect()
         if self.sock is None:
             self._open(deadline)
-        while self.caller.is_full:
+        else:
             self._make_room(deadline)
-        sock = self.sock
-        if sock is None:
-            return False
-        ticket.number = self.caller.begin(ticket, deadline)
-        # A reader may have lost the link before it could see this call, or with it.
-        return self.sock is sock or self.caller.give_up(ticket.number) is None
+        return True
 
     def wait(self, ticket: Ticket, until: float) -> bool:
         """Wait for a call's outcome; False if it is not there at `until` (0 for ever)."""
@@ -147,7 +130,7 @@ class Peer:
 
     def _pump(self, timeout_s: float, ticket: Ticket | None) -> bool:
         """Read once, or wait for whoever reads; False if nothing came within the time."""
-        if (host := context.host) is not None and (sock := self.sock) is not None:
+        if (host := context.doing.host) is not None and (sock := self.sock) is not None:
             if not host.serve_while_waiting(sock.fileno(), select.POLLIN, timeout_s, ticket):
                 return False
             timeout_s = 0.0
@@ -168,6 +151,8 @@ class Peer:
 
     def cancel(self, ticket: Ticket, error: ArgosyError) -> bool:
         """Give a call up, and tell the callee; False if it was settled before."""
+        if ticket.late and self._late.withdraw(ticket, error):
+            return True
         link = self._link  # Without the lock: whoever holds it may wait for this very call.
         if self.caller.give_up(ticket.number) is not ticket:
             return False
@@ -223,40 +208,43 @@ class Peer:
 
     def _open(self, deadline: float) -> None:
         """Connect, waiting for a rank that is about to come."""
-        patience = deadline or time.monotonic() + START_S
-        pause_s = 0.001
-        while True:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.setblocking(False)
-                sock.connect(str(self.path))
-                pid, owner = peer_credentials(sock)
-                if owner != os.getuid():
-                    raise PeerLost(self.name, f"{self.path} belongs to user {owner}, not to you")
-                break
-            except OSError:
-                sock.close()
+        began = time.monotonic()
+        patience = deadline or began + START_S
+        while not self._connect():
             fate = self.oracle(-1)
             if isinstance(fate, Gone) and not fate.replaced:
                 raise PeerLost(self.name, fate.cause)
             if time.monotonic() > patience:
                 raise DeadlinePassed(f"{self.name} to listen", START_S, hint="its log may say what it does")
-            time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.5)
+            time.sleep(_pause(began))
+
+    def _connect(self) -> bool:
+        """Connect if somebody listens.
+
+        Raises:
+            PeerLost: it is another user.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(str(self.path))
+            pid, owner = peer_credentials(sock)
+        except OSError:
+            sock.close()
+            return False
+        if owner != os.getuid():
+            sock.close()
+            raise PeerLost(self.name, f"{self.path} belongs to user {owner}, not to you")
         with contextlib.suppress(OSError):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
-        self.sock, self._link_pid = sock, pid
+        self._link_pid = pid
         self._reader = Reader(self.name)
         self._unsent = []
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-
-    def _freed(self) -> list[int]:
-        freed: list[int] = []
-        while self._reader.freed:
-            freed.append(self._reader.freed.popleft())
-        return freed
+        self.sock = sock
+        return True
 
     def _send(self, message: Call, parcel: Parcel | None) -> bool:
         """Send a frame whole; if the socket is full, hear replies until it is not.
@@ -300,8 +288,8 @@ class Peer:
                 return
 
     def _await_room(self, sock: socket.socket) -> None:
-        if context.host is not None:
-            context.host.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S, None)
+        if (host := context.doing.host) is not None:
+            host.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S, None)
         else:
             poller = select.poll()
             poller.register(sock, select.POLLIN | select.POLLOUT)
@@ -334,7 +322,7 @@ class Peer:
         sock = self.sock
         if sock is None:
             return True
-        if not self._poll.poll(timeout_s * 1000):
+        if not self._poll.poll(timeout_s * 1000):  # Not in `recv`: an interrupt there would tear the link.
             return False
         try:
             frames = self._reader.read(sock)
@@ -363,11 +351,7 @@ class Peer:
 
     def _take(self, sock: socket.socket, frame: Frame) -> None:
         message = frame.message
-        if isinstance(message, Hello):
-            self._link = message.link
-            if not self.caller.greeted(message.generation):
-                self._lose(sock, "an old generation answered")
-        elif isinstance(message, ReplyFrame):
+        if isinstance(message, ReplyFrame):
             for number in message.freed:
                 ours.returned(number)
             ticket = self.caller.answered(message.generation, message.id)
@@ -377,6 +361,10 @@ class Peer:
                 ticket.settle(None, PeerLost(self.name, "it was replaced"))
             else:
                 ticket.settle(frame, None)
+        elif isinstance(message, Hello):
+            self._link = message.link
+            if not self.caller.greeted(message.generation):
+                self._lose(sock, "an old generation answered")
 
     def _lose(self, sock: socket.socket | None, cause: str = "") -> None:
         """The link is gone: settle all calls on it. Without a `cause` whoever knows is asked."""
@@ -388,7 +376,16 @@ class Peer:
         for loop in list(self._watched):
             loop.remove_reader(sock)
         self._watched.clear()
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # Wakes whoever waits for it.
         sock.close()
+        if cause or not on_event_loop():
+            self._settle_lost(lost, generation, cause)
+        else:
+            words = (lost, generation, cause)
+            threading.Thread(target=self._settle_lost, args=words, name="argosy lost calls", daemon=True).start()
+
+    def _settle_lost(self, lost: Sequence[Ticket], generation: int, cause: str) -> None:
         why = cause or self._cause(generation)
         for ticket in lost:
             ticket.settle(None, PeerLost(self.name, why))
@@ -397,14 +394,13 @@ class Peer:
 
     def _cause(self, generation: int) -> str:
         """Ask why the peer is gone, for as long as it takes somebody to know."""
-        deadline, pause_s = time.monotonic() + CAUSE_S, 0.0005
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() < began + CAUSE_S:
             fate = self.oracle(generation)
             if isinstance(fate, Gone):
                 self.caller.over(generation)
                 return fate.cause
-            time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.5)
+            time.sleep(_pause(began))
         return "it closed the link"
 
     def _check_fate(self) -> None:
@@ -428,6 +424,11 @@ class Peer:
         return asked_at
 
 
+def _pause(began: float) -> float:
+    """How long to sleep between two looks: a twentieth of what has been waited for."""
+    return min(0.02, max(0.0002, (time.monotonic() - began) / 20))
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -436,35 +437,3 @@ def _exists(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-_peers: dict[Path, Peer] = {}
-_peers_lock = threading.Lock()
-
-
-def find_peer(path: Path, name: str, oracle: Callable[[], Oracle]) -> Peer:
-    """The one link of this process to the rank that listens at `path`."""
-    with _peers_lock:
-        peer = _peers.get(path)
-        if peer is None:
-            peer = _peers[path] = Peer(path, name, oracle())
-        return peer
-
-
-def forget_peers(folder: Path) -> None:
-    """Close the links to all ranks that listen in `folder`."""
-    with _peers_lock:
-        chosen = [_peers.pop(path) for path in list(_peers) if path.parent == folder]
-    for peer in chosen:
-        peer.close()
-
-
-def _forget_in_child() -> None:
-    global _peers_lock
-    _peers_lock = threading.Lock()
-    context.host, context.chain = None, 0
-    for peer in _peers.values():
-        peer.forget()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

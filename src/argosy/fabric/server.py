@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import msgspec
+
 from argosy.core import ArgosyError
 from argosy.fabric.calls import Callee
 from argosy.fabric.door import AskBusy, Busy, Cancel, door_path, to_door
@@ -33,14 +35,16 @@ from argosy.fabric.failures import Cancelled, failure_of
 from argosy.fabric.frames import CANCELLED, RAISED, RESULT, Body, Call, Frame, Hello, Parcel, Reader, pack, send_some
 from argosy.fabric.frames import Reply as ReplyFrame
 from argosy.fabric.link import BadFrame, Link, accept, listen, peer_credentials
-from argosy.fabric.peer import Ticket, context
 from argosy.fabric.segments import ours
+from argosy.fabric.ticket import Doing, Ticket, context
 
 CANCEL_SIGNAL = signal.SIGRTMIN + 11
 UNSENT_BYTES_MAX = 64 << 20
 THREADS_MAX = 64
 _PATIENCE_S = 0.001
 _NOTHING = Body()
+_IN, _OUT, _END = int(select.EPOLLIN), int(select.EPOLLOUT), int(select.EPOLLIN | select.EPOLLHUP)
+_interrupting = threading.Lock()
 
 
 class Actors(Protocol):
@@ -95,29 +99,26 @@ class Connection:
                 self.unsent_bytes -= size
 
 
-class Running:
+class Running(msgspec.Struct, eq=False):
     """An endpoint that is being run; it can be interrupted while it is `open`, and is once at most."""
 
-    def __init__(self, connection: Connection, call: Call) -> None:
-        self.connection, self.call = connection, call
-        self.since = time.monotonic()
-        self.thread = threading.get_ident()
-        self.open = False
-        self.cancelled = False
-        self._lock = threading.Lock()
+    connection: Connection
+    call: Call
+    since: float
+    thread: int
+    open: bool = False
+    cancelled: bool = False
 
     def interrupt(self) -> None:
         """From another thread: raise `Cancelled` in the endpoint, unless it has just ended."""
-        with self._lock:
+        with _interrupting:
             if self.open:
                 _raise_in(self.thread, Cancelled)
 
     def close(self) -> None:
         """The endpoint has ended: an interrupt that did not come in time is taken back."""
-        self.open = False
-        if self.cancelled:
-            with self._lock:
-                _raise_in(self.thread, None)
+        with _interrupting:
+            _raise_in(self.thread, None)
 
 
 class Server:
@@ -136,6 +137,7 @@ class Server:
         self._handed: deque[tuple[Connection, Frame]] = deque()
         self._wake = threading.Semaphore(0)
         self._threaded = False
+        self._chains = itertools.count(1)
         self.stopped = False
         self._in_main = threading.current_thread() is threading.main_thread()
         if self._in_main:
@@ -240,11 +242,12 @@ class Server:
 
     def _serve(self, connection: Connection, event: int, during: Running | None) -> None:
         try:
-            if event & select.EPOLLOUT:
-                connection.flush()
-                self._adjust(connection)
-            if not event & (select.EPOLLIN | select.EPOLLHUP):
-                return
+            if event != _IN:
+                if event & _OUT:
+                    connection.flush()
+                    self._adjust(connection)
+                if not event & _END:
+                    return
             frames = connection.reader.read(connection.sock)
         except BlockingIOError:
             return
@@ -298,25 +301,26 @@ class Server:
         """Run a serial endpoint on this thread, inside another one of its chain if there is one."""
         call = frame.message
         assert isinstance(call, Call)
-        outer, chain, deadline = self._serial, self._serial_chain, context.deadline
-        self._serial = running = Running(connection, call)
-        self._serial_chain = context.chain = call.chain or _new_chain()
-        context.deadline = call.deadline
-        context.host = None if self._threaded else self
+        outer, chain, before = self._serial, self._serial_chain, context.doing
+        self._serial = running = Running(connection, call, time.monotonic(), threading.get_ident())
+        self._serial_chain = call.chain or self._new_chain()
+        context.doing = Doing(self._serial_chain, call.deadline, None if self._threaded else self)
         try:
             self._perform(running, frame)
         finally:
             self._serial, self._serial_chain = outer, chain
-            context.chain, context.deadline = chain, deadline
-            if outer is None:
-                context.host = None
+            context.doing = before
+
+    def _new_chain(self) -> int:
+        """A number that no other process of this host gives a chain."""
+        return self._pid << 32 | next(self._chains)
 
     def _run_beside(self, connection: Connection, frame: Frame) -> None:
         call = frame.message
         assert isinstance(call, Call)
-        running = Running(connection, call)
+        running = Running(connection, call, time.monotonic(), threading.get_ident())
         self._beside[connection.number, call.id] = running
-        context.chain, context.deadline = call.chain or _new_chain(), call.deadline
+        context.doing = Doing(call.chain or self._new_chain(), call.deadline)
         try:
             self._perform(running, frame)
         except BaseException as error:  # SystemExit and the like end the rank, as they do on its main thread.
@@ -337,12 +341,14 @@ class Server:
                     value = self.actors.perform(call, frame)
                     kind = RESULT
                 finally:
-                    running.close()
+                    running.open = False
+                    if running.cancelled:
+                        running.close()
             except Cancelled:
                 kind = CANCELLED
             except Exception as error:
                 kind, value = RAISED, failure_of(error)
-        if os.getpid() != self._pid:
+        if self.stopped and os.getpid() != self._pid:
             os._exit(0)  # A child that an endpoint forked, and that came back here instead of ending.
         if call.wanted:
             self._reply(connection, call, kind, value)
@@ -356,9 +362,7 @@ class Server:
                 error.add_note(f"the result of {call.actor}.{call.method}")
                 kind, parcel = RAISED, Parcel(failure_of(error))
         del value
-        freed: list[int] = []
-        while connection.reader.freed:
-            freed.append(connection.reader.freed.popleft())
+        freed = connection.reader.take_freed() if connection.reader.freed else ()
         body = parcel.body if parcel is not None else _NOTHING
         if body.segment:
             connection.lent.append(body.segment)
@@ -451,11 +455,3 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Have a thread raise an error at its next instruction; None takes back what it has not raised yet."""
     set_exception: Callable[..., Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
     set_exception(ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
-
-
-_chains = itertools.count(1)
-
-
-def _new_chain() -> int:
-    """A number that no other process of this host gives a chain."""
-    return os.getpid() << 32 | next(_chains)

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from argosy.process.actors.cluster import connect as connect
     from argosy.process.actors.cluster import local as local
     from argosy.process.actors.cluster import serve as serve
+    from argosy.process.actors.events import MeshEvent as MeshEvent
+    from argosy.process.actors.handles import Actor as Actor
+    from argosy.process.actors.handles import Actors as Actors
     from argosy.process.actors.host import endpoint as endpoint
     from argosy.process.actors.mesh import Mesh as Mesh
     from argosy.process.actors.readiness import Answers as Answers
     from argosy.process.actors.readiness import LogLine as LogLine
     from argosy.process.actors.readiness import Tcp as Tcp
+    from argosy.process.actors.replies import Replies as Replies
+    from argosy.process.actors.replies import Reply as Reply
     from argosy.process.evidence.incident import Incident as Incident
     from argosy.process.evidence.incident import read_incidents as read_incidents
     from argosy.process.evidence.stacks import find_py_spy as find_py_spy
@@ -92,9 +97,12 @@ _HOMES = {
     name: f"argosy.process.{module}"
     for module, names in {
         "actors.cluster": "Cluster connect local serve",
+        "actors.events": "MeshEvent",
+        "actors.handles": "Actor Actors",
         "actors.host": "endpoint",
         "actors.mesh": "Mesh",
         "actors.readiness": "Answers LogLine Tcp",
+        "actors.replies": "Replies Reply",
         "upkeep.checkup": "Check Measured judge_machine",
         "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
         "terminal.client": "ask connect_agent find_living list_runs reach_agent",

@@ -29,17 +29,28 @@ class Cluster:
         name: str | None = None,
         preload: Sequence[str] | None = None,
         restart: Restart | None = None,
+        spares: int = 0,
+        hang_after_s: float = 30.0,
         **dims: int,
     ) -> Mesh:
         """Start a grid of ranks: `mesh(ranks=4)` or `mesh(dp=2, tp=2)`.
 
         `preload`: what the ranks import before they are forked; without it, what the calling script imports.
-        Without `restart`, the first rank that fails ends the mesh.
+        Without `restart`, the first rank that fails ends the mesh. `spares`: so many processes are kept forked, to
+        become the ranks that are replaced next. `hang_after_s`: after so long without progress a rank that had made
+        steps or collectives is reported as hung.
         """
         if (ranks is None) == (not dims):
             raise ConfigError("a mesh needs either ranks=N or named dimensions such as dp=2, tp=2")
         shape = dims if ranks is None else {"rank": ranks}
-        wanted = Wanted(name=name, dims=shape, restart=restart or Restart.never(), preload=preload)
+        wanted = Wanted(
+            name=name,
+            dims=shape,
+            restart=restart or Restart.never(),
+            preload=preload,
+            spares=spares,
+            hang_after_s=hang_after_s,
+        )
         link, welcome = submit(*make_launch(wanted))
         folder = str(runtime_dir() / "runs" / welcome.run)
         grid = Grid(Path(welcome.directory).name, folder, welcome.directory, tuple(shape.items()))

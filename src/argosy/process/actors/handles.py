@@ -155,7 +155,7 @@ class Actors:
                 hint="mark it with @argosy.endpoint(idempotent=True)",
             )
         deadline = time.monotonic() + options.deadline_s if options.deadline_s is not None else 0.0
-        outer = context.deadline
+        outer = context.doing.deadline
         if outer and (not deadline or outer < deadline):
             deadline = outer  # What is done for a call must not outlast it.
         parcel = _parcel(self._name, method, args, kwargs, len(self._ranks))
@@ -177,7 +177,7 @@ class Actor(Actors):
     """An actor on one rank: calling an endpoint gives one reply."""
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._peers is None or self._options is not PLAINLY or context.deadline:
+        if self._peers is None or self._options is not PLAINLY or context.doing.deadline:
             return self._begin(method, args, kwargs)[0]
         # The common case, with as little between the caller and the socket as there can be.
         ticket = self._peers[0].call(_parcel(self._name, method, args, kwargs, 1), self._name, method, 0.0, True)

@@ -24,6 +24,9 @@ PLAIN = ""
 """The actor that every rank has: it builds others and runs plain functions."""
 
 
+_GENERATORS = frozenset({GeneratorType, AsyncGeneratorType})
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """How an endpoint wants to be run."""
 
@@ -100,7 +103,7 @@ class Housed:
 
     def perform(self, call: Call, frame: Frame) -> object:
         """Run an endpoint; what it raises goes to the caller."""
-        args, kwargs = cast("tuple[tuple[Any, ...], dict[str, Any]]", frame.take())
+        args, kwargs = frame.take()
         actor = self.actors.get(call.actor)
         if actor is None:
             raise ConfigError(f"no such actor in rank {here().rank.index}: {call.actor!r}")
@@ -110,7 +113,7 @@ class Housed:
         result = method(*args, **kwargs)
         if type(result) is CoroutineType:
             result = self._await(result)
-        if type(result) in (GeneratorType, AsyncGeneratorType):
+        if type(result) in _GENERATORS:
             raise ConfigError(
                 f"{type(actor).__name__}.{call.method} returns a generator, which cannot be sent",
                 hint="return a list, or one item per call",

@@ -34,6 +34,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     dims: dict[str, int]
     restart: Restart
     preload: Sequence[str] | None = None
+    spares: int = 0
+    hang_after_s: float = 30.0
     argv: Sequence[str] = ()
     """A program to execute; empty for a mesh."""
 
@@ -44,6 +46,13 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
         raise ConfigError(f"a mesh needs positive dimensions: {wanted.dims}")
     if wanted.restart.policy == "group" and wanted.restart.along not in wanted.dims:
         raise ConfigError(f"no such dimension: {wanted.restart.along!r}", hint=f"it has {', '.join(wanted.dims)}")
+    if wanted.spares and (wanted.spares < 0 or wanted.restart.policy == "never"):
+        raise ConfigError(
+            f"spares take the place of ranks that are replaced: spares={wanted.spares}",
+            hint="give a number of them and restart=argosy.Restart.rank()",
+        )
+    if wanted.hang_after_s <= 0:
+        raise ConfigError(f"hang_after_s must be positive: {wanted.hang_after_s}")
     environment = {name: value for name, value in os.environ.items() if not _is_a_ranks_own(name)}
     environment[PATH] = _path()
     mask = os.umask(0)
@@ -67,6 +76,8 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
         preload=entries,
         fingerprint="" if wanted.argv else fingerprint(sys.path[1:]),
         restart=wanted.restart,
+        spares=wanted.spares,
+        hang_after_s=wanted.hang_after_s,
         grace_s=GRACE_S,
         linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
         store=not wanted.argv and find_spec("torch") is not None,

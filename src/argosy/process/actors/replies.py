@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
-from argosy.fabric import CANCELLED, LATE, RAISED, Failure, Ticket, rebuild
+from argosy.fabric import CANCELLED, LATE, RAISED, Ticket, rebuild
 from argosy.fabric import Reply as ReplyFrame
 
 T = TypeVar("T")
@@ -99,12 +99,14 @@ class Reply(Generic[T]):
                         await done.wait()
                 if not ticket.done:
                     ticket.peer.check()
-                if self._retries and isinstance(ticket.error, PeerLost):
+            if self._retries and isinstance(ticket.error, PeerLost):
+                with contextlib.suppress(Exception):  # What it raises, `get` raises again.
                     await asyncio.to_thread(self.get)  # Waits for the replacement.
         except asyncio.CancelledError:
             self.cancel()
             raise
         finally:
+            ticket.on_done = None  # The loop may be closed when somebody else settles it.
             ticket.peer.unwatch(loop, watched)
 
     def _result(self) -> T:
@@ -113,16 +115,17 @@ class Reply(Generic[T]):
             raise ticket.error
         frame = ticket.frame
         assert frame is not None
-        kind = cast(ReplyFrame, frame.message).kind
+        assert isinstance(frame.message, ReplyFrame)
+        kind = frame.message.kind
         if kind == LATE:
             raise DeadlinePassed(f"the turn of a call to {ticket.peer.name}", self._deadline - self._began)
         if kind == CANCELLED:
             raise ArgosyError(f"the call to {ticket.peer.name} was cancelled")
         if not frame.taken:
-            self._value = frame.take()
+            self._value: Any = frame.take()
         if kind == RAISED:
-            raise rebuild(cast(Failure, self._value), ticket.peer.name)
-        return cast(T, self._value)
+            raise rebuild(self._value, ticket.peer.name)
+        return self._value
 
 
 class Replies(Generic[T]):

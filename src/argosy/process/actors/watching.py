@@ -45,14 +45,16 @@ class Watcher:
 
     def stop(self, by: str, grace_s: float, timeout_s: float = 60.0) -> None:
         """End the run and wait for that."""
-        if not self.ended.is_set():
+        deadline = time.monotonic() + timeout_s
+        while not self.ended.is_set() and time.monotonic() < deadline:
             with contextlib.suppress(ArgosyError):
                 link = connect_agent()
                 try:
                     ask(link, StopRun(self._welcome.run, by, 15, grace_s))
                 finally:
                     link.close()
-            self.ended.wait(timeout_s)
+                self.ended.wait(deadline - time.monotonic())
+            self.ended.wait(0.02)  # The agent was killed: the next one is told.
         self._let_go = True
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)

@@ -50,6 +50,7 @@ from argosy.process.host.messages import (
     Retire,
     Shutdown,
     SignalRun,
+    Spared,
     Spawn,
     StopRun,
     TakeStacks,
@@ -207,6 +208,9 @@ class Agent:
                 return self.launch(link, message, fds)
             case Forked() | ForkFailed() | ChildExited() | ChildPaused():
                 self.reported(message)
+            case Spared(run, pids):
+                if run in self.runs:
+                    self.runs[run].spares = pids
             case ZygoteHello():
                 self.adoption.environments(message.runs, fds)
                 self.greet(link, message)
@@ -294,7 +298,8 @@ class Agent:
 
     def join(self, link: Link[ToAgent], run: Running, lease: bool) -> None:
         """Tell the link about the run from now on."""
-        link.send(Welcome(run.run, run.launch.directory, run.number, str(run.logs), run.launch.size))
+        # Sent at the end of the turn: who is welcome finds this launch in the journal, not the one before.
+        link.queue(Welcome(run.run, run.launch.directory, run.number, str(run.logs), run.launch.size))
         run.watchers.append(link)
         if lease:
             run.lease, run.lease_until = link, None
@@ -378,6 +383,9 @@ class Agent:
 
     def log_port(self, run: Running, port: int) -> None:
         self.log.append(Opened(run.run, port))
+
+    def release_spares(self, run: Running) -> None:
+        self.pool.release(run.launch, run.run)
 
     def watch_child(self, child: Child) -> None:
         self.adoption.watch(child)

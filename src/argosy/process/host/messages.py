@@ -136,6 +136,13 @@ class ForkFailed(Message, frozen=True):
     reason: str
 
 
+class Spared(Message, frozen=True):
+    """The spares of a run, by pid: those that wait to become a rank."""
+
+    run: str
+    pids: list[int]
+
+
 class ChildExited(Message, frozen=True):
     """A child is gone; its exit record is on disk."""
 
@@ -165,6 +172,7 @@ ToAgent = (
     | ZygoteReady
     | Forked
     | ForkFailed
+    | Spared
     | ChildExited
     | ChildPaused
     | Arrive
@@ -226,6 +234,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     detached: bool
     ranks: list[RankInfo]
     dims: dict[str, int] = {}
+    spares: list[int] = []
+    """Their pids."""
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
@@ -303,6 +313,12 @@ class Fork(Message, frozen=True):
     stdin: bool = False
 
 
+class Release(Message, frozen=True):
+    """A run is over: its spares are not needed any more."""
+
+    run: str
+
+
 class ForkStore(Message, frozen=True):
     """Fork a process that serves torch's store on the listener in the descriptor."""
 
@@ -325,7 +341,7 @@ class Retire(Message, frozen=True):
     """End when the last child is gone."""
 
 
-ToZygote = Preload | Fork | ForkBeside | ForkStore | Retire
+ToZygote = Preload | Fork | Release | ForkBeside | ForkStore | Retire
 
 # --- agent -> warden
 

@@ -1,5 +1,6 @@
 """The agent's zygotes: started when a launch needs one, kept warm, replaced when a package spoils one."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from argosy.process.host.messages import (
     Child,
     Preload,
     RankSpec,
+    Release,
     Retire,
     Spawn,
     ToAgent,
@@ -177,6 +179,13 @@ class Pool:
                 zygote.link = None
                 if zygote.ready:
                     self._forget(zygote.key)
+
+    def release(self, launch: Launch, run: str) -> None:
+        """A run is over: its spares can go."""
+        zygote = self.zygotes.get(launch.key)
+        if launch.spares and zygote is not None:
+            with contextlib.suppress(PeerLost):
+                send(zygote, Release(run), [])
 
     def trim(self, in_use: set[str]) -> None:
         """Retire the longest unused zygotes beyond the bound."""

@@ -33,7 +33,7 @@ from argosy.process.host.messages import (
     ToAgent,
 )
 from argosy.process.host.pool import Zygote, send
-from argosy.process.host.proc import end_process, send_signal
+from argosy.process.host.proc import end_process, send_signal, start_ticks
 from argosy.process.host.storeport import StorePort
 from argosy.process.host.traces import Traces
 from argosy.process.output.logfile import bound
@@ -67,6 +67,7 @@ class Host(Protocol):
     def forget_listener(self, fd: int) -> None: ...
     def hold(self, name: str, fd: int) -> None: ...
     def drop(self, name: str) -> None: ...
+    def release_spares(self, run: "Running") -> None: ...
     def finished(self, run: "Running", code: int) -> None: ...
 
 
@@ -98,6 +99,7 @@ class Running:
         self.zygote: Zygote | None = None
         self.store: StorePort | None = None
         self.store_child: Child | None = None
+        self.spares: list[int] = []
         self.barrier = Barrier(launch.size)
         self.disk_full = False
         self.inquest = Inquest(self)
@@ -423,6 +425,7 @@ class Running:
             self.launch.detached,
             ranks,
             self.launch.dims,
+            [pid for pid in self.spares if start_ticks(pid) is not None],
         )
 
     def rank_state(self, slot: root.Slot) -> str:
@@ -460,6 +463,7 @@ class Running:
 
     def finish(self, code: int, reason: str) -> None:
         """Leave nothing of the run but its directory."""
+        self.host.release_spares(self)
         self.inquest.close()
         self.check_disk()
         self.traces.clear({rank: child.born.pid for rank, child in self.children.items()})

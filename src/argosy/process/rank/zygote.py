@@ -11,12 +11,14 @@ import contextlib
 import gc
 import os
 import select
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import setproctitle
 
 from argosy.core import ArgosyError, PeerLost, RankId
@@ -32,7 +34,9 @@ from argosy.process.host.messages import (
     ForkStore,
     Preload,
     RankSpec,
+    Release,
     Retire,
+    Spared,
     ToZygote,
     ZygoteHello,
     ZygoteReady,
@@ -46,6 +50,7 @@ from argosy.process.rank.child import reset_signals
 from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
 from argosy.process.rank.lifeline import hold_lifeline
 from argosy.process.rank.preload import Preloaded, preload
+from argosy.process.rank.spares import Spares, wait_as_spare
 from argosy.process.rank.store import serve_store
 from argosy.process.rank.threads import blas_setters
 
@@ -69,6 +74,9 @@ class Zygote:
         self.link: Link[ToZygote] | None = None
         self.born = born(os.getpid())
         self.sealed: dict[str, int] = {}
+        self.spares = Spares(lambda theirs, run: self.become(lambda: self.live_as_spare(theirs, run)))
+        self.told: dict[str, list[int]] = {}
+        """The spares that the agent knows of."""
         hold_lifeline(runtime)
 
     def loop(self) -> None:
@@ -92,6 +100,8 @@ class Zygote:
                 runs = list(self.sealed)
                 hello = ZygoteHello(self.key, self.born, children, self.ready, runs)
                 self.link.send(hello, [self.sealed[run] for run in runs])
+                self.told = {}
+                self.mind_spares(self.link)
                 return True
             list(self.reaper.collect())
             if self.reaper.children and time.monotonic() >= start_at:  # Agent and warden were killed together.
@@ -121,18 +131,18 @@ class Zygote:
         poller = select.poll()
         poller.register(self.reaper, select.POLLIN)
         poller.register(link, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
-        ready = {fd for fd, _ in poller.poll()}
+        wait_s = self.spares.wait_s
+        ready = {fd for fd, _ in poller.poll(None if wait_s is None else wait_s * 1000)}
         for event in self.reaper.collect():
             link.send(event)
         link.flush()
-        if link.fileno() not in ready:
-            return
-        for message, fds in link.receive():
+        for message, fds in link.receive() if link.fileno() in ready else ():
             try:
                 self.handle(link, message, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
+        self.mind_spares(link)
 
     def handle(self, link: Link[ToZygote], message: ToZygote, fds: list[int]) -> None:
         """Do what the agent asks."""
@@ -141,11 +151,14 @@ class Zygote:
                 self.preload(link, entries)
             case Fork():
                 self.keep(message.run, fds[0])
+                self.spares.want(message.run, message.launch.spares)
                 for position, spec in enumerate(message.ranks):
                     self.fork_rank(link, message, spec, fds if position == 0 else fds[:1])
                     if position % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                         link.flush()
                 link.flush()
+            case Release(run):
+                self.spares.release(run)
             case ForkBeside():
                 self.fork_beside(message, fds)
             case ForkStore():
@@ -169,9 +182,9 @@ class Zygote:
         setproctitle.setproctitle(f"argosy: zygote {self.key} {' '.join(result.loaded[:4])}")
 
     def fork_rank(self, link: Link[ToZygote], message: Fork, spec: RankSpec, fds: list[int]) -> None:
-        """Fork one rank and tell the agent."""
+        """Fork one rank, or let a spare become it, and tell the agent."""
         try:
-            pid = os.fork()
+            pid = self.spares.use(msgspec.structs.replace(message, ranks=[spec]), fds) or os.fork()
         except OSError as error:
             link.queue(ForkFailed(message.run, spec.rank, f"fork failed: {error.strerror}"))
             return
@@ -180,6 +193,23 @@ class Zygote:
         child = Child(message.run, spec.rank, born(pid))
         self.reaper.children[pid] = child
         link.queue(Forked(child))
+
+    def live_as_spare(self, theirs: socket.socket, run: str) -> int:
+        """In a child: wait for a rank, and be it."""
+        told = wait_as_spare(theirs, run)
+        if told is None:
+            return 0
+        message, fds = told
+        return run_rank(self.inherited, message.run, message.launch, message.ranks[0], fds)
+
+    def mind_spares(self, link: Link[ToZygote]) -> None:
+        """Have as many spares as are wanted, and tell the agent of changes."""
+        self.spares.mind({child.run for child in self.reaper.children.values()}, time.monotonic())
+        pids = self.spares.pids()
+        for run in [run for run in pids if pids[run] != self.told.get(run, [])]:
+            link.queue(Spared(run, pids[run]))
+        self.told = pids
+        link.flush()
 
     def fork_beside(self, message: ForkBeside, fds: list[int]) -> None:
         """Fork a process that a rank asked for; the rank sees whether it came, and its end is nobody else's."""
@@ -205,6 +235,7 @@ class Zygote:
             assert self.link is not None
             self.link.forget()
             self.reaper.forget()
+            self.spares.forget()
             reset_signals()
             code = life()
         except BaseException:  # Of Argosy's own: user code is guarded. Where its output goes, this may be read.

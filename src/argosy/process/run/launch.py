@@ -32,6 +32,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     """Of the installed packages."""
     restart: Restart
+    spares: int = 0
+    """Processes that the zygote keeps forked, ready to be the ranks that are replaced next."""
     grace_s: float = 30.0
     hang_after_s: float = 30.0
     hang_timeout_s: float | None = None
