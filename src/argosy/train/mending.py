@@ -29,7 +29,7 @@ class Mending:
         self.copies = True
         """The parameters of all ranks are copies of each other."""
         self.late = False
-        """Some rank did collectives after its first update."""
+        """Some rank has done collectives after its first update, in some step."""
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
@@ -45,7 +45,7 @@ class Mending:
         run = self._run
         begin_series(f"view{view}")
         full = run.pocket.steps("full") if run.pocket is not None else []
-        mine = Told(self.fresh, run.step, self.copies, full, run.undo)
+        mine = Told(self.fresh, run.step, self.copies, full, run.undo, self.late)
         said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.recent))
         told = [each for each, _, _ in said]
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
@@ -63,7 +63,7 @@ class Mending:
                 run.parallel_begin()
                 self.compare()
         if alive:
-            self.copies, run.undo = told[alive[0]].copies, told[alive[0]].undo
+            self.copies, run.undo, self.late = told[alive[0]].copies, told[alive[0]].undo, told[alive[0]].late
             self._find_holders()
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
@@ -187,7 +187,6 @@ class Mending:
             run.undo = False
         elif self.late and not run.undo:
             run.undo = True
-            run.say(f"step {step.number} exchanged data after its first update: from now on all state is copied first")
         self.put_full()
         self._after_block()
 

@@ -210,7 +210,9 @@ class Run:
         """What the ranks wish, taken together."""
         stop, late, due = (-word for word in words)
         self.wish.agree(stop)
-        self.mending.late = bool(late)
+        if late and not self.mending.late:
+            self.mending.late = True
+            self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
 
     def wait_for_copy(self) -> None:
