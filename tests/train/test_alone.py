@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from argosy.checkpoint.committing import Committer
 from argosy.core import ConfigError
 from argosy.data import Loader
 from argosy.train import Run, Step, read_log
@@ -371,6 +373,25 @@ def test_a_full_disk_costs_checkpoints_and_rows_not_steps(small_disk: Path, caps
     assert "step 8: [Errno 28] No space left on device; trying again" in said
     assert training.bits() == Training(small_disk.parent / "whole").sail(12).bits()
     assert Training(small_disk / "run").sail(12).bits() == training.bits()
+
+
+def test_the_end_waits_for_room_on_the_disk(
+    small_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Committer, "retry_after_s", (0.1,))
+    training = Training(small_disk / "run")
+
+    def work(step: Step) -> None:
+        training.update(step)
+        if step.number == 5:
+            fill(small_disk / "ballast")
+            Timer(1.0, (small_disk / "ballast").unlink).start()
+
+    training.sail(6, work)
+    said = capsys.readouterr().err
+    assert "step 6 was not saved" in said
+    assert said.endswith("finished after step 6\n")
+    assert Training(small_disk / "run").sail(6).bits() == training.bits()
 
 
 def fill(path: Path) -> None:

@@ -81,10 +81,10 @@ class Saves:
         self.save(run, None)
         self._finish_by = self._finish_by or time.monotonic() + FLUSH_S
         while not run.crew.is_lost():
-            if (durable := self.flush(FLUSH_SLICE_S)) is not None:
-                return durable
             if time.monotonic() > self._finish_by:
                 raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
+            if (durable := self.flush(FLUSH_SLICE_S)) is not None:
+                return durable
         return False
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool | None:
