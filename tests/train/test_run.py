@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from console import PATIENCE_S, Console, Ended, said, terminal, until
 
+from argosy.checkpoint import list_steps
 from argosy.train import read_log
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "trip.py")
@@ -54,6 +55,12 @@ def built(place: Path, rank: int) -> int:
     return len((place / f"built.{rank}").read_text().split())
 
 
+def wait_for_step(place: Path) -> None:
+    """Until both the sixth step and the checkpoint after the fourth are there."""
+    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    until(lambda: list_steps(place), "a checkpoint")
+
+
 @pytest.fixture(scope="module")
 def calm(dock: Console) -> list[str]:
     """The digests of a trip of two ranks to which nothing happened."""
@@ -79,8 +86,8 @@ def went_on(dock: Console, place: Path, calm: list[str], *, after: int) -> Ended
 
 
 def test_preemption_saves_and_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
-    command, out = begin(dock, place, "slow")
-    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    command, out = begin(dock, place, "wait")
+    wait_for_step(place)
     command.send_signal(signal.SIGTERM)
     assert command.wait(PATIENCE_S) == 143, out.read_text()
     said(out, "told to leave: saved after step")
@@ -88,17 +95,17 @@ def test_preemption_saves_and_the_next_launch_goes_on(dock: Console, place: Path
 
 
 def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
-    ended = dock.argosy("run", "-d", "-n", "2", "--name", "stopped", SCRIPT, str(place), str(STEPS), "slow")
+    ended = dock.argosy("run", "-d", "-n", "2", "--name", "stopped", SCRIPT, str(place), str(STEPS), "wait")
     assert ended.code == 0, ended.text
-    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    wait_for_step(place)
     ended = dock.argosy("stop", "stopped")
     assert ended.code == 0, ended.text
     went_on(dock, place, calm, after=6)
 
 
 def test_ctrl_c_saves(dock: Console, place: Path, calm: list[str]):
-    command, out = begin(dock, place, "slow")
-    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    command, out = begin(dock, place, "wait")
+    wait_for_step(place)
     command.send_signal(signal.SIGINT)
     assert command.wait(PATIENCE_S) == 130, out.read_text()
     said(out, "interrupted: saved after step")
@@ -207,12 +214,13 @@ def test_an_evaluation_whose_peer_dies_is_given_up(dock: Console, place: Path, c
 
 
 def test_a_killed_keeper_costs_nothing(dock: Console, place: Path, calm: list[str]):
-    command, out = begin(dock, place, "slow")
-    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    command, out = begin(dock, place, "wait")
+    wait_for_step(place)
     keepers = [line.split()[0] for line in dock.leftovers() if "argosy: keeper at" in line]
     assert keepers
     for pid in keepers:
         os.kill(int(pid), signal.SIGKILL)
+    (place / "go").touch()
     assert command.wait(PATIENCE_S) == 0, out.read_text()
     assert digests(out.read_text()) == calm
     again = launch(dock, place, steps=STEPS + 1)
@@ -230,7 +238,7 @@ def kill_at_step(dock: Console, words: list[str], place: Path) -> None:
     """Start something that knows no Argosy, and kill it with its ranks in the middle of a step."""
     with (place / "said").open("wb") as out:
         started = subprocess.Popen(words, cwd=dock.cwd, env=dock.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    until(lambda: (place / "notes.0").exists() and "done 5" in notes(place, 0), "step 5")
+    wait_for_step(place)
     ranks = [int(pid) for path in place.glob("built.*") for pid in path.read_text().split()]
     for pid in {started.pid, *ranks}:  # torchrun gives each rank a session of its own.
         os.kill(pid, signal.SIGKILL)
@@ -242,7 +250,7 @@ def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, pla
     whole.mkdir()
     expected = launch(dock, whole, ranks=1)
     assert expected.code == 0, expected.text
-    kill_at_step(dock, [sys.executable, *words_of(place, "slow")], place)
+    kill_at_step(dock, [sys.executable, *words_of(place, "wait")], place)
     ended = dock.run([sys.executable, *words_of(place)])
     assert ended.code == 0, ended.text
     assert "going on after step 4" in ended.text
@@ -257,7 +265,7 @@ def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, pla
 
 def test_under_torchrun_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    kill_at_step(dock, [*torchrun, *words_of(place, "slow")], place)
+    kill_at_step(dock, [*torchrun, *words_of(place, "wait")], place)
     ended = dock.run([*torchrun, *words_of(place)])
     assert ended.code == 0, ended.text
     assert "not under `argosy run`: a lost rank is not replaced" in ended.text

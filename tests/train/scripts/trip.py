@@ -44,8 +44,10 @@ for step in run.steps(until=steps):
         loss = model(step.batch(data)).square().mean()
         if mishap == "raise" and me(1, 3):
             raise ValueError("broken")
-        if mishap == "slow" and step.number > 5:
-            time.sleep(0.2)
+        if mishap == "wait" and step.number == 6:
+            deadline = time.monotonic() + 90
+            while not run.wish.is_urgent and not (directory / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
         if mishap == "stuck" and step.number == 5:
             note("stuck")
             time.sleep(600)
