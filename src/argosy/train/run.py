@@ -29,7 +29,9 @@ from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.mending import Mending
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
+from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
+from argosy.train.recheck import Recheck
 from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
 from argosy.train.signals import Wish, Wishes
 from argosy.train.step import Diverged, Outcome, Step, loss_text
@@ -54,6 +56,8 @@ class Run:
         save_every: int = 500,
         save_every_s: float = 600.0,
         keep: Sequence[Keep] | None = None,
+        parent: str | Path | None = None,
+        recheck: int | None = None,
         patience_s: float = 600.0,
     ) -> None:
         self.crew = Crew(patience_s)
@@ -72,6 +76,8 @@ class Run:
         self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
         self._once = Once(memory if self.pocket else None, self.rank)
         self.mending = Mending(self)
+        self.parent = parse_parent(parent)
+        self.recheck = Recheck(recheck)
         self._parallel = Parallel()
         self._log: Log | None = None
         self.recent: list[Row] = []
@@ -240,6 +246,16 @@ class Run:
         if self.crew.kind != "replaceable":
             raise loss or PeerLost("a rank", "its process is gone")
         self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss_text(loss)}")
+
+    def distrust(self, number: int) -> None:
+        """This rank computed a step twice and got different gradients: another process takes its place."""
+        self.tell(
+            f"rank {self.rank} computed step {number} twice and got different gradients: "
+            "its memory or processor is not to be trusted, or the script draws random numbers of its own"
+        )
+        if self.crew.kind == "replaceable":
+            self.crew.group.give_up(PeerLost(f"rank {self.rank}", "it computed different bits the second time"))
+        raise SystemExit(1)
 
     def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""

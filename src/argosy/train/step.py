@@ -35,6 +35,7 @@ class Abandoned(Exception):
 class Outcome(Enum):
     """What became of an attempt."""
 
+    COMPARED = "computed once, to be compared with the second time"
     OPEN = "not decided"
     APPLIED = "all ranks apply it"
     REJECTED = "all ranks leave it out: a number is not finite"
@@ -125,6 +126,8 @@ class Step:
             self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
         for optimizer in run.tracked.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+        if not self.rehearsal and run.recheck.wants(self.number):
+            run.recheck.watch(p for module in run.tracked.modules.values() for p in module.parameters())
         seed_generators(run.seed, self.number, "rank", run.rank)
         self._latch = run.crew.latched()
         if self._latch is not None:
@@ -146,12 +149,29 @@ class Step:
         if self._issued < 0 and self._latch is not None:
             self._issued = self._latch.issued
         self._finite = self._finite and _finite(optimizer)
+        if self._updates == 1 and not self.rehearsal and self._run.recheck.wants(self.number):
+            self._compare()
         if self._undo is not None:
             return
         if self.outcome is Outcome.OPEN:
             self._vote()
         if self.outcome is not Outcome.APPLIED:
             raise Abandoned(self.outcome.value)
+
+    def _compare(self) -> None:
+        """The gradients are there: keep them for comparison, or compare.
+
+        Raises:
+            Abandoned: this was the first time.
+        """
+        run = self._run
+        differs = run.recheck.differs(self.number)
+        lost = self._latch is not None and self._latch.loss is not None
+        if differs is None and not lost:
+            self.outcome = Outcome.COMPARED
+            raise Abandoned(self.outcome.value)
+        if differs and not lost:
+            run.distrust(self.number)
 
     def _vote(self) -> None:
         run = self._run
@@ -189,6 +209,7 @@ class Step:
             if self._latch is not None:
                 self._latch.__exit__(None, None, None)
             run.current = None
+            run.recheck.let_go()
         if self.rehearsal:
             self._roll_back()
             if error is not None:
@@ -201,6 +222,8 @@ class Step:
                 run.failed(self.number, error, whole=False)
             return False
         self._roll_back()
+        if self.outcome is Outcome.COMPARED and isinstance(error, Abandoned):
+            return True
         if self.outcome is Outcome.REJECTED:
             run.commit(self, late=late)
             return error is None or isinstance(error, Abandoned)
