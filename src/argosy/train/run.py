@@ -132,7 +132,13 @@ class Run:
         self.wish.ask(Wish.STOP, reason)
 
     def save(self, tag: str | None = None) -> None:
-        """Begin a checkpoint of the last step; all ranks do. A tagged one is kept."""
+        """Begin a checkpoint of the last step; all ranks do. A tagged one is kept.
+
+        Raises:
+            ConfigError: inside a step, or outside the loop.
+        """
+        if self.current is not None:
+            raise ConfigError(f"step {self.current.number} is still open", hint="save after the block")
         self.saves.save(self, tag)
 
     @contextmanager
@@ -152,20 +158,19 @@ class Run:
                 module.training = mode
 
     def steps(self, until: int | None = None) -> Iterator[Step]:
-        """The steps that are left until `until` count; one that did not count comes again."""
+        """The steps that are left until `until` count, or the data are used up; one that did not count comes again."""
         self._until = until
         with self._hopeless():
             self.tracked.check_optimizers()
             self._parallel.find(self.tracked.modules.values())
-        if self._is_finished():
-            return
-        self.wish.listen()
-        try:
-            with self._hopeless():
+            if self._is_finished():
+                return
+            self.wish.listen()
+            try:
                 yield from self._steps(until)
-        finally:
-            self.wish.restore()
-            self.saves.close()
+            finally:
+                self.wish.restore()
+                self.saves.close()
 
     def _steps(self, until: int | None) -> Iterator[Step]:
         rehearsed = 0
@@ -177,8 +182,8 @@ class Run:
                 elif self._meet():
                     rehearsed = 0
                 continue
-            if (until is not None and self.step >= until) or self.wish.agreed:
-                if self._leave(until):
+            if (reached := self._is_reached(until)) or self.wish.agreed:
+                if self._leave(reached):
                     return
                 continue
             step = Step(self, self.step)
@@ -213,7 +218,9 @@ class Run:
         """What the ranks wish, taken together."""
         stop, late, due = (-word for word in words)
         self.wish.agree(stop)
-        self.mending.late = bool(late)
+        if late and not self.mending.late:
+            self.mending.late = True
+            self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
 
     def wait_for_copy(self) -> None:
@@ -253,14 +260,16 @@ class Run:
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", "it computed different bits the second time"))
         raise SystemExit(1)
 
-    def failed(self, number: int, error: BaseException | None) -> None:
-        """The user's own error ends this process; the state is that of the last step."""
+    def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
+        """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
         if self.crew.kind == "replaceable":
-            if isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
-                self.say(f"step {number} has failed {FAILED_MAX} times: giving up")
+            if isinstance(error, ConfigError | Diverged):
+                self.give_up()
+            elif isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
+                self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
                 self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
-        elif self.crew.kind == "alone" and self.step:
+        elif self.crew.kind == "alone" and self.step and whole:
             self.saves.save(self, None)
             self.saves.flush()
 
@@ -356,29 +365,32 @@ class Run:
         except OSError as error:
             self.tell(f"the log of step {self.step} was not written: {error.strerror}")
 
-    def _leave(self, until: int | None) -> bool:
-        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile."""
-        reached = until is not None and self.step >= until
-        self.saves.finish(self)
+    def _is_reached(self, until: int | None) -> bool:
+        return (until is not None and self.step >= until) or self._ledger.exhausted
+
+    def _leave(self, reached: bool) -> bool:
+        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
+        durable = self.saves.finish(self)
         latch = self.crew.latched()
         if latch is not None:
             latch.__enter__()
         try:
-            together = self.crew.ask([self.step], latch)
+            together = self.crew.ask([int(durable)], latch)
         finally:
             if latch is not None:
                 latch.__exit__(None, None, None)
-        if together is None:
+        if together is None or not together[0]:
+            self.saves.forget()
             return False
-        if self.rank == 0:
-            self.saves.mark_finished(self.step, until) if reached else None
+        if self.rank == 0 and reached:
+            self.saves.mark_finished(self.step, self._until)
         self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")
         self.wish.leave(reached)
         return True
 
     def _is_finished(self) -> bool:
-        done = self.saves.finished_step()
-        if done is None or self._until is None or done < self._until:
+        done = self.saves.finished_at(self._until)
+        if done is None:
             return False
         self.say(f"{self.directory} is finished, at step {done:,}: nothing to do")
         if self.crew.generation == 0:

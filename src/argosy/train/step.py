@@ -85,6 +85,7 @@ class Step:
 
     def batch(self, data: Loader) -> Any:
         """This rank's one microbatch of the step."""
+        self._use(data)
         if data.pieces != 1:
             raise ConfigError(
                 f"this rank has {data.pieces} microbatches in step {self.number}", hint="use step.batches(data)"
@@ -139,6 +140,11 @@ class Step:
         Raises:
             Abandoned: it must not.
         """
+        if cast(Any, torch)._C._current_graph_task_id() >= 0:
+            raise ConfigError(
+                f"an optimizer steps inside backward, in step {self.number}: that cannot be decided by all ranks first",
+                hint="call optimizer.step() once, after backward()",
+            )
         self._updates += 1
         if self._issued < 0 and self._latch is not None:
             self._issued = self._latch.issued
@@ -213,6 +219,8 @@ class Step:
         if self.outcome is Outcome.APPLIED:
             if error is None:
                 run.commit(self, late=late)
+            else:
+                run.failed(self.number, error, whole=False)
             return False
         self._roll_back()
         if self.outcome is Outcome.COMPARED and isinstance(error, Abandoned):
@@ -220,10 +228,11 @@ class Step:
         if self.outcome is Outcome.REJECTED:
             run.commit(self, late=late)
             return error is None or isinstance(error, Abandoned)
-        if self.outcome is Outcome.LOST or (isinstance(error, Exception) and (lost or run.crew.is_lost(SUSPECT_S))):
+        suspect = isinstance(error, Exception) and not isinstance(error, Diverged)
+        if self.outcome is Outcome.LOST or (suspect and (lost or run.crew.is_lost(SUSPECT_S))):
             run.lost(self.number, self._latch.loss if self._latch is not None else None)
             return isinstance(error, Exception)
-        run.failed(self.number, error)
+        run.failed(self.number, error, whole=True)
         return False
 
     def _roll_back(self) -> None:

@@ -1,5 +1,6 @@
 """Handles of actors: a name on some ranks of a mesh. They can be sent to other processes, which then call directly."""
 
+import builtins
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -105,9 +106,9 @@ class Actors:
     @overload
     def __getitem__(self, place: int) -> "Actor": ...
     @overload
-    def __getitem__(self, place: slice) -> "Actors": ...
-    def __getitem__(self, place: int | slice) -> "Actor | Actors":
-        if isinstance(place, slice):
+    def __getitem__(self, place: builtins.slice) -> "Actors": ...
+    def __getitem__(self, place: int | builtins.slice) -> "Actor | Actors":
+        if isinstance(place, builtins.slice):
             ranks = self._ranks[place]
             return Actors(self._grid, self._name, self._kind, ranks, {"ranks": len(ranks)}, self._options)
         try:
