@@ -45,8 +45,22 @@ AUTO_STARTUP = 10
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 
 
-OF_RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"}
-OF_RANKS |= {"ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
+OF_RANKS = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+"""Variables that every rank gets a value of its own for."""
 RESERVED = ("", ".", "..", "last", "leftovers")
 """Mean something else to the commands that take a run."""
 

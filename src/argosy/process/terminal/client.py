@@ -12,7 +12,7 @@ from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Ru
 from argosy.process.run.rundir import find_run
 
 START_S = 20.0
-FILES_MIN = 256
+FILES_MIN = 64
 ANSWER_S = 30.0
 
 
