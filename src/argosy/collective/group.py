@@ -32,6 +32,7 @@ from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
 from argosy.collective.segment import ROOM_BYTES
+from argosy.collective.wire import CollectiveMismatch
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -329,6 +330,9 @@ class Group(dist.ProcessGroup):
                 latch.trip(loss)
             self._answered(plan, work)
         except BaseException as error:
+            latch = registry.latch()
+            if isinstance(error, CollectiveMismatch) and latch is not None:
+                latch.mistake, error = error, None  # The vote raises it: DDP's reducer bears no exception.
             work.finish(error)
         else:
             work.finish()
