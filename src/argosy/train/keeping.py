@@ -121,7 +121,7 @@ def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    state = describe(model or None, tracked.optimizers, others=tracked.others)
+    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others)
     for name, ranks in run.mending.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():

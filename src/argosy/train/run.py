@@ -103,6 +103,8 @@ class Run:
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
 
+        LBFGS is refused: it evaluates the model several times in one step.
+
         Raises:
             ConfigError: something is tracked twice, or has no state_dict.
         """
@@ -239,7 +241,8 @@ class Run:
         self.mending.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
-            self.saves.save(self, None)
+            with self._hopeless():
+                self.saves.save(self, None)
 
     def lost(self, number: int, loss: ArgosyError | None) -> None:
         """An attempt did not count, because a rank is lost."""
@@ -396,8 +399,13 @@ class Run:
             self.mending.from_disk(quiet=True)
         return True
 
+    def failed_rehearsal(self, error: BaseException) -> None:
+        """A replaced rank could not even rehearse."""
+        if isinstance(error, Exception) and self.crew.count(f"rehearsed/{self.crew.view}") >= FAILED_MAX:
+            self.give_up()
+
     def give_up(self) -> None:
-        """A replacement would fail as this rank does: the launch ends with it."""
+        """A replacement of this rank would fail as well: none is wanted."""
         if self._page is not None:
             self._page.set_flag(Flag.HOPELESS)
 

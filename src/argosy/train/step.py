@@ -219,6 +219,7 @@ class Step:
             self._roll_back()
             if error is not None:
                 error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
+                run.failed_rehearsal(error)
             return False
         if self.outcome is Outcome.APPLIED:
             if error is None:
@@ -251,7 +252,8 @@ class Step:
 def _finite(optimizer: Any) -> bool:
     """Whether no gradient that the optimizer will use is infinite or not a number."""
     found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [local(gradient) for gradient in found if gradient is not None and gradient.numel()]
+    parts = [local(gradient) for gradient in found if gradient is not None]
+    gradients = [part for part in parts if part.numel()]
     if not gradients:
         return True
     norms = cast(Any, torch)._foreach_norm(gradients, float("inf"))
