@@ -32,7 +32,6 @@ from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
 from argosy.collective.segment import ROOM_BYTES
-from argosy.collective.wire import CollectiveMismatch
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -330,10 +329,7 @@ class Group(dist.ProcessGroup):
                 latch.trip(loss)
             self._answered(plan, work)
         except BaseException as error:
-            latch = registry.latch()
-            if isinstance(error, CollectiveMismatch) and latch is not None:
-                latch.mistake, error = error, None  # The vote raises it: DDP's reducer bears no exception.
-            work.finish(error)
+            work.finish(registry.kept_back(error))
         else:
             work.finish()
 
