@@ -169,6 +169,14 @@ def test_ranks_that_disagree_are_named(dock: Console, place: Path):
     assert (built(place, 0), built(place, 1)) == (1, 1)
 
 
+def test_a_rank_that_skips_a_step_is_named(dock: Console, place: Path):
+    ended = launch(dock, place, "skip")
+    assert ended.code == 1, ended.text
+    assert "ranks disagree in step 4: ranks called different collectives: rank 0: vote" in ended.text
+    assert "if rank == 0" in ended.text
+    assert "no more restarts" in ended.text
+
+
 def test_a_model_that_changed_is_refused_by_all(dock: Console, place: Path):
     assert launch(dock, place, steps=4).code == 0
     ended = launch(dock, place, "wider")

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from argosy.collective import Superseded
+from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, seed_generators
 from argosy.fabric import here
@@ -263,7 +263,7 @@ class Run:
     def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
         if self.crew.kind == "replaceable":
-            if isinstance(error, ConfigError | Diverged):
+            if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
                 self.give_up()
             elif isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
                 self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, seed_generators
 from argosy.train.tracking import Capsule, local
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
+
+AGREE = "all ranks must take the same steps; look for `if rank == 0`"
 
 
 class Diverged(ArgosyError):
@@ -179,7 +182,11 @@ class Step:
         late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
         applies = int(self._updates > 0)
         mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(late)]
-        answer = run.crew.ask(mine, self._latch)
+        try:
+            answer = run.crew.ask(mine, self._latch)
+        except CollectiveMismatch as error:
+            run.give_up()
+            raise Diverged(f"ranks disagree in step {self.number}: {error}", hint=AGREE) from error
         if answer is None:
             self.outcome = Outcome.LOST
             return
@@ -190,9 +197,7 @@ class Step:
                 for rank, (number, updates) in enumerate(said)
             )
             run.give_up()
-            raise Diverged(
-                f"ranks disagree: {whole}", hint="all ranks must take the same steps; look for `if rank == 0`"
-            )
+            raise Diverged(f"ranks disagree: {whole}", hint=AGREE)
         run.agreed(answer[5:])
         self.outcome = Outcome.APPLIED if answer[4] else Outcome.REJECTED
 
