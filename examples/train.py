@@ -60,6 +60,7 @@ schedule = torch.optim.lr_scheduler.LambdaLR(
 run.track(model=replica, optimizer=optimizer, schedule=schedule)
 
 # -- training ----------------------------------------------------------------------------------------------------------
+loss = torch.tensor(math.nan)
 for step in run.steps(until=steps):
     with step:
         for x, y in step.batches(train):
@@ -77,4 +78,4 @@ for step in run.steps(until=steps):
 
 digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
 if run.rank == 0:
-    print(f"done  loss {loss.item() if run.step else math.nan:.4f}  weights {digest[:16]}", flush=True)
+    print(f"done  loss {loss.item():.4f}  weights {digest[:16]}", flush=True)

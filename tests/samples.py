@@ -80,3 +80,12 @@ class Threaded(Numbers):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+
+class Leaving(Numbers):
+    """One of its samples ends the interpreter."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise SystemExit(7)
+        return super().__getitem__(index)

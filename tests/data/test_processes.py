@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from samples import Greedy, Numbers, Secretive, Threaded
+from samples import Greedy, Leaving, Numbers, Secretive, Threaded
 
 from argosy.core import ConfigError
-from argosy.data import Loader, Processes, SampleError, Skip, WorkerLost
+from argosy.data import Loader, Processes, SampleError, Shuffle, Skip, WorkerLost
 from argosy.data.processes import ProcessCrew
 
 PATIENCE_S = 60.0
@@ -66,7 +66,13 @@ def test_an_error_names_sample_and_line_and_keeps_its_class(tmp_path: Path):
         load(Loader(Numbers(20, tmp_path), 10, 5, epochs=1, workers=1))
     assert isinstance(caught.value.__cause__, OSError)
     assert "in misbehave" in str(caught.value)
-    assert "in a worker process:" in caught.value.__notes__[0]
+    assert "in a worker process:" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [1, Processes(1, hang_s=1.0)])
+def test_a_sample_that_ends_the_interpreter_is_named(workers: int | Processes):
+    with pytest.raises(SampleError, match=r"sample 3 .*SystemExit: 7"):
+        load(Loader(Leaving(20), 10, 5, epochs=1, shuffle=Shuffle.none(), workers=workers))
 
 
 def test_skipped_samples_are_recorded_by_the_loader(tmp_path: Path):

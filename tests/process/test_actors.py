@@ -41,6 +41,9 @@ def test_calls_reach_all_some_and_one(mesh: Mesh, workers):
     assert workers.slice(tp=0).rank().gather() == [0, 2]
     assert workers.slice(dp=1).slice(tp=0).rank().get() == 2
     assert workers[2].rank().get() == 2
+    assert workers[1:3].rank().gather() == [1, 2]
+    with pytest.raises(IndexError, match="there are 4 actors, none at 9"):
+        workers[9]
     assert [worker.rank().get() for worker in workers] == [0, 1, 2, 3]
     assert mesh.slice(dp=0).run(lambda x: x + 1, 1).gather() == [2, 2]
     assert len(set(workers.pid().gather())) == 4
@@ -110,7 +113,7 @@ def test_what_cannot_be_pickled_is_named(workers):
 
     with pytest.raises(ConfigError, match=r"layers\[0\]\['lock'\].*cannot pickle '_thread.lock'") as caught:
         workers.echo(Model()).gather()
-    assert "calling Worker" in caught.value.__notes__[0]
+    assert "calling Worker" in "\n".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("count", [10, 5_000, 200_000, 4_000_000])

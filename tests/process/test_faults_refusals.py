@@ -51,6 +51,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["--nnodes", "2", "waits.py"], "more than one node"),
         (["--mesh", "dp=", "waits.py"], "--mesh must look like"),
         (["--secret", "NOT_THERE", "waits.py"], "not in the environment"),
+        (["--secret", "RANK=waits.py", "waits.py"], "not a name for a secret: 'RANK'"),
         (["--", "no-such-program"], "no such program"),
         (["--name", "a/b", "waits.py"], "not a name for a run"),
         (["--name", "leftovers", "waits.py"], "not a name for a run"),

@@ -14,7 +14,7 @@ from console import Console, Ended, terminal
 SCRIPTS = Path(__file__).with_name("scripts")
 
 EXITS = [
-    *("text", "three", "large", "tuple", "_exit", "interrupt", "interrupted"),
+    *("text", "three", "large", "larger", "tuple", "_exit", "interrupt", "interrupted"),
     *("segv", "abort", "term", "thread", "daemon", "hook", "pipe", "closed", "no_torch"),
 ]
 CASES = [

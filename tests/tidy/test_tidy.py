@@ -66,6 +66,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """path:function: reason."""
 MANY_PARAMETERS: dict[str, str] = {
     "src/argosy/checkpoint/saver.py:__init__": "what a user says of saving: independent keywords, each with a default",
+    "src/argosy/train/run.py:__init__": "what a user says of a run: independent keywords, each with a default",
     "src/argosy/data/loader.py:__init__": "what a user says of the input: independent keywords, each with a default",
 }
 """path:function: reason."""

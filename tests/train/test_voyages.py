@@ -1,5 +1,6 @@
 """Trainings whose ranks are killed end with the bits, samples and rows of one that nobody disturbed."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,3 +125,24 @@ def test_stages_of_a_pipeline(dock: Console, deaths: list[str]):
 
 def test_experts_spread_over_ranks(dock: Console):
     check(dock, "experts", 2, "1.0:forward:2", "0.0:after vote:5")
+
+
+def fate(seed: int) -> tuple[str, int, list[str]]:
+    """A kind of training, a number of ranks, and who dies where."""
+    chance = random.Random(seed)
+    kind, ranks = chance.choice([("plain", 2), ("plain", 4), ("messy", 3), ("gan", 2), ("sharded", 2), ("experts", 2)])
+    places = ["forward", "before vote"] if kind == "messy" else ["forward", "before vote", "after vote"]
+    deaths: list[str] = []
+    for rank in chance.sample(range(ranks), chance.choice([1, 1, 2])):
+        deaths.append(f"{rank}.0:{chance.choice(places)}:{chance.randrange(STEPS)}")
+        if chance.random() < 0.5:
+            deaths.append(f"{rank}.1:{chance.choice(['rehearsal', 'heal', 'constructor'])}")
+    return kind, ranks, deaths
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1000))
+def test_random_deaths(dock: Console, seed: int):
+    kind, ranks, deaths = fate(seed)
+    check(dock, kind, ranks, *deaths)

@@ -46,6 +46,7 @@ class Committer:
     def __init__(self, store: Store, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]) -> None:
         self.store, self.rank, self.size, self.keep, self.say = store, rank, size, keep, say
         self._previous: dict[tuple[str, str], Entry] = {}
+        self._pending = ""
 
     def commit(self, draft: Draft, arena: memoryview) -> None:
         """Make a snapshot durable.
@@ -55,6 +56,7 @@ class Committer:
             PeerLost: another rank could not write its part.
             DeadlinePassed: another rank did not come.
         """
+        self._pending = draft.name
         entries, size = self._changed(draft, arena)
         for attempt in range(len(self.retry_after_s) + 1):
             try:
@@ -74,6 +76,7 @@ class Committer:
                 raise
         else:
             self._await_root(draft)
+        self._pending = ""
         self._previous = {(each.name, str(each.box)): each for each in entries}
         if self.rank == 0:
             with suppress(OSError):  # What could not be deleted now is deleted next time.
@@ -143,6 +146,11 @@ class Committer:
                 raise DeadlinePassed(f"waiting for {path}", self.ranks_timeout_s)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
+
+    def let_go(self) -> None:
+        """A rank was replaced: nobody waits for its part of what is being committed."""
+        if self._pending:
+            self.give_up(self._pending, "a rank was replaced meanwhile")
 
     def give_up(self, name: str, reason: str) -> None:
         """Tell the other ranks not to wait."""

@@ -251,6 +251,11 @@ class Saver:
             except TimeoutError:
                 raise DeadlinePassed(f"step {handle.step} durable", timeout_s) from None
 
+    def let_go(self) -> None:
+        """A rank was replaced: what was begun before may never be whole, so nobody waits for it any more."""
+        self._handles = []
+        self._writer.let_go()
+
     def close(self, timeout_s: float = 600.0) -> None:
         """Wait for all saves, and let go of the directory. Failures were said when they happened."""
         if self._closed:

@@ -32,6 +32,10 @@ class Writer(Protocol):
         """Take an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
         ...
 
+    def let_go(self) -> None:
+        """Wait no more for other ranks' parts of what was submitted."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -72,6 +76,9 @@ class OwnWriter:
     def abandon(self, name: str, arena: Arena, reason: str) -> None:
         self.committer.give_up(name, reason)
         self._arenas.put(arena)
+
+    def let_go(self) -> None:
+        self.committer.let_go()
 
     def close(self) -> None:
         if self._owner is not None:

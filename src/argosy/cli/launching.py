@@ -45,6 +45,22 @@ AUTO_STARTUP = 10
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 
 
+OF_RANKS = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+"""Variables that every rank gets a value of its own for."""
 RESERVED = ("", ".", "..", "last", "leftovers")
 """Mean something else to the commands that take a run."""
 
@@ -103,9 +119,10 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
         name = os.path.basename(welcome.directory)
         print(f"{name} runs detached in {os.path.relpath(welcome.directory)}", flush=True)
         print(f"  argosy logs -f {name}\n  argosy stop {name}", file=sys.stderr)
-    if options.detach:
-        return 0
-    return Foreground(link, welcome, None if options.as_json else shown).run()
+    try:
+        return 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
+    finally:
+        link.close()
 
 
 def is_one_stream(options: Options, size: int) -> bool:
@@ -329,6 +346,8 @@ def read_secrets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict
     secrets: dict[str, str] = {}
     for given in names:
         name, equals, path = given.partition("=")
+        if not name or name in OF_RANKS or name.startswith(("ARGOSY_", "TORCHELASTIC_")):
+            raise ConfigError(f"not a name for a secret: {name!r}", hint="Argosy sets this variable itself")
         if equals:
             try:
                 secrets[name] = Path(path).read_text().rstrip("\n")

@@ -329,7 +329,7 @@ class Group(dist.ProcessGroup):
                 latch.trip(loss)
             self._answered(plan, work)
         except BaseException as error:
-            work.finish(error)
+            work.finish(registry.kept_back(error))
         else:
             work.finish()
 

@@ -27,6 +27,8 @@ class Latch:
         self.committed = False
         self.issued = 0
         """Operations begun since the latch was set."""
+        self.mistake: ArgosyError | None = None
+        """Ranks called different collectives."""
         self._agreed = False
 
     def __enter__(self) -> "Latch":
@@ -65,6 +67,8 @@ class Latch:
     def ask(self, words: Sequence[int]) -> list[int] | None:
         """The smallest of each word over all ranks; None if a rank is lost: then the step cannot count."""
         self._drain()
+        if self.mistake is not None:
+            raise self.mistake
         if self.loss is not None:
             return None
         try:

@@ -4,6 +4,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from argosy.collective.wire import CollectiveMismatch
+
 if TYPE_CHECKING:
     from argosy.collective.group import Group
     from argosy.collective.latch import Latch
@@ -48,3 +50,12 @@ def joining() -> bool:
 def set_joining(value: bool) -> None:
     global _joining
     _joining = value
+
+
+def kept_back(error: BaseException) -> BaseException | None:
+    """None for a mismatch inside a latch, whose vote raises it: DDP's reducer bears no exception; else the error."""
+    held = latch()
+    if not isinstance(error, CollectiveMismatch) or held is None:
+        return error
+    held.mistake = error
+    return None

@@ -16,6 +16,7 @@ class ArgosyError(Exception):
         super().__init__(*args)
         if hint:
             self.hint = hint
+            self.add_note(f"hint: {hint}")  # Tracebacks show it.
 
 
 class ConfigError(ArgosyError):

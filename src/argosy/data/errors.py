@@ -14,8 +14,7 @@ class SampleError(ArgosyError):
         return _sample_error, (self.where, self.cause, self.hint)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.cause}"
-        return f"{text}\nhint: {self.hint}" if self.hint else text
+        return f"{self.where}: {self.cause}"
 
 
 def _sample_error(where: str, cause: str, hint: str) -> SampleError:
@@ -45,8 +44,7 @@ class Unreadable(ArgosyError):
         return _unreadable, (self.path, self.cause, self.hint)
 
     def __str__(self) -> str:
-        text = f"{self.path}: {self.cause}"
-        return f"{text}\nhint: {self.hint}" if self.hint else text
+        return f"{self.path}: {self.cause}"
 
 
 def _unreadable(path: str, cause: str, hint: str) -> Unreadable:

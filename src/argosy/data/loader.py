@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -41,11 +41,14 @@ class Handed:
     count: int
     reader: Reader
     rows: Rows
+    skipped: Sequence[Skipped] = ()
 
     @property
     def identities(self) -> list[Identity]:
-        """Source, epoch and index of its samples."""
-        return [self.reader.identity(self.rows, number) for number in range(self.reader.count(self.rows))]
+        """Source, epoch and index of its samples, without those that were skipped."""
+        left_out = {each.identity for each in self.skipped}
+        every = (self.reader.identity(self.rows, number) for number in range(self.reader.count(self.rows)))
+        return [identity for identity in every if identity not in left_out]
 
     @property
     def ids(self) -> list[int]:
@@ -242,7 +245,7 @@ class Loader:
             crew = self._held.crew
             filled = crew.get(ticket, list(itertools.islice(self._following(ticket), crew.depth)))
         self._account(ticket, filled)
-        self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows)
+        self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows, filled.skipped)
         return as_tensors(filled.batch, sys.modules.get("torch"))
 
     @contextmanager
@@ -271,7 +274,8 @@ class Loader:
                 if count > skip.limit
                 else "every sample of a microbatch failed"
             )
-            raise TooManySkipped(f"{what}, the last one: {last.where}: {last.error}")
+            hint = "" if count > skip.limit else "a microbatch needs one good sample: make `micro` larger"
+            raise TooManySkipped(f"{what}, the last one: {last.where}: {last.error}", hint=hint)
 
     def _hire(self) -> Crew:
         match self._workers:

@@ -88,9 +88,12 @@ class Worker:
             hint = pickle.loads(load.hint) if load.hint else None
             filled = fill(self._recipe, rows, slab.empty, self._at, hint)
             content, places = slab.dump((filled.batch, filled.skipped, filled.extra))
-        except Exception as error:
+        except BaseException as error:  # Also SystemExit and the like: the training must hear of it.
             self._free.append(number)
             trace = traceback.format_exc()
+            if not isinstance(error, Exception):
+                where = self._recipe.reader.where(rows, self._progress[SAMPLE])
+                error = SampleError(where, f"{type(error).__name__}: {error}")
             self._send(Failed(load.number, portable(error, trace), trace))
             return
         finally:

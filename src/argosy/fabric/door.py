@@ -8,7 +8,7 @@ import msgspec
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric.link import connect
 
-_PATIENCE_S = 1.0
+_PATIENCE_S = 0.3
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ class Told(msgspec.Struct, frozen=True):
     full: list[int] = []
     """The steps of which its pocket holds all of its state."""
     undo: bool = False
+    late: bool = False
 
 
 class FromPeer(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
-from argosy.core import ArgosyError, DeadlinePassed
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 from argosy.transfer import State, describe, replicated
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Saves:
         self._handle: Handle | None = None
         self._saved_at = time.monotonic()
         self._saved_step = -1
+        self._finish_by = 0.0
         self.agreed = False
 
     def open(self, run: "Run", like: Mark | None) -> None:
@@ -53,7 +54,8 @@ class Saves:
         return step % self._every == 0 or now - self._saved_at >= self._every_s
 
     def save(self, run: "Run", tag: str | None) -> None:
-        assert self._saver is not None, "a run saves inside its loop"
+        if self._saver is None:
+            raise ConfigError("a run saves inside its loop", hint="call run.save in `for step in run.steps(...)`")
         if run.step == self._saved_step and tag is None:
             return
         self._handle = self._saver.save(state_of(run), run.step, tag=tag)
@@ -67,24 +69,33 @@ class Saves:
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
         self._saved_step = -1
+        if self._saver is not None:
+            self._saver.let_go()
 
-    def finish(self, run: "Run") -> None:
-        """Have the last step on disk, unless a rank is lost meanwhile: then this is tried again."""
+    def finish(self, run: "Run") -> bool:
+        """Have the last step on disk; False if a rank is lost meanwhile, or the disk refuses: then try again.
+
+        Raises:
+            DeadlinePassed: the disk has refused for too long.
+        """
         self.save(run, None)
-        deadline = time.monotonic() + FLUSH_S
-        while not self.flush(FLUSH_SLICE_S) and not run.crew.is_lost():
-            if time.monotonic() > deadline:
+        self._finish_by = self._finish_by or time.monotonic() + FLUSH_S
+        while not run.crew.is_lost():
+            if time.monotonic() > self._finish_by:
                 raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
+            if (durable := self.flush(FLUSH_SLICE_S)) is not None:
+                return durable
+        return False
 
-    def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until what was saved is durable, or has failed; False if it takes longer."""
+    def flush(self, timeout_s: float = FLUSH_S) -> bool | None:
+        """Wait until what was saved is durable; False if that has failed, None if it takes longer."""
         assert self._saver is not None
         try:
             self._saver.flush(timeout_s)
         except DeadlinePassed:
+            return None
+        except (ArgosyError, OSError):  # Said when it happened.
             return False
-        except ArgosyError:
-            self._saved_step = -1  # Said when it happened; the next try saves it again.
         return True
 
     def close(self) -> None:
@@ -97,18 +108,20 @@ class Saves:
         path.with_suffix(".new").write_bytes(msgspec.json.encode(_Finished(step, until)))
         path.with_suffix(".new").replace(path)
 
-    def finished_step(self) -> int | None:
+    def finished_at(self, until: int | None) -> int | None:
+        """The step at which a run that was to go on until `until` has ended, if it has."""
         try:
-            return msgspec.json.decode((self._directory / "finished.json").read_bytes(), type=_Finished).step
+            found = msgspec.json.decode((self._directory / "finished.json").read_bytes(), type=_Finished)
         except (OSError, msgspec.MsgspecError):
             return None
+        return found.step if found.until == until or (until is not None and found.step >= until) else None
 
 
 def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    state = describe(model or None, tracked.optimizers, others=tracked.others)
+    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others)
     for name, ranks in run.mending.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():

@@ -32,6 +32,11 @@ class Ledger:
         if number < len(self._waiting):
             loader.load_state_dict(self._waiting[number])
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether a loader has no more samples: there is no next step."""
+        return any(loader.exhausted for loader in self.loaders)
+
     def state_dict(self) -> dict[str, Any]:
         cursors = [loader.state_dict() for loader in self.loaders]
         return {

@@ -2,12 +2,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from argosy.checkpoint import Mark, StepNotFound, begin_series, restore
+from argosy.checkpoint import Mark, Restored, StepNotFound, begin_series, restore
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
@@ -29,7 +30,7 @@ class Mending:
         self.copies = True
         """The parameters of all ranks are copies of each other."""
         self.late = False
-        """Some rank did collectives after its first update."""
+        """Some rank has done collectives after its first update, in some step."""
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
@@ -45,7 +46,7 @@ class Mending:
         run = self._run
         begin_series(f"view{view}")
         full = run.pocket.steps("full") if run.pocket is not None else []
-        mine = Told(self.fresh, run.step, self.copies, full, run.undo)
+        mine = Told(self.fresh, run.step, self.copies, full, run.undo, self.late)
         said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.recent))
         told = [each for each, _, _ in said]
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
@@ -63,11 +64,12 @@ class Mending:
                 run.parallel_begin()
                 self.compare()
         if alive:
-            self.copies, run.undo = told[alive[0]].copies, told[alive[0]].undo
+            self.copies, run.undo, self.late = told[alive[0]].copies, told[alive[0]].undo, told[alive[0]].late
             self._find_holders()
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
         run.saves.forget()
+        run.recheck.forget()
         if self.fresh and alive:
             self._catch_up(said[alive[0]][2])
         self.fresh = False
@@ -122,14 +124,17 @@ class Mending:
         run.step = step
 
     def from_disk(self, *, quiet: bool = False) -> None:
-        """The newest checkpoint, if there is one."""
+        """The newest checkpoint; else that of the parent, if there is one."""
         run = self._run
         self._find_holders()
         try:
-            found = restore(run.directory, into=state_of(run), partial=bool(self.holders))
+            found = self._restore(run.directory, None)
         except StepNotFound:
-            run.step = 0
-            return
+            if run.parent is None:
+                run.step = 0
+                return
+            found = self._restore(*run.parent)
+            found.source = f"{run.parent[0]}, {found.source}"
         if found.kept:
             raise ConfigError(
                 f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="has the model changed?"
@@ -137,6 +142,15 @@ class Mending:
         run.step = found.step
         if not quiet:
             run.restored(found.step, found.source)
+
+    def _restore(self, directory: Path, step: int | None) -> Restored:
+        try:
+            return restore(directory, into=state_of(self._run), step=step, partial=bool(self.holders))
+        except ConfigError as error:
+            raise ConfigError(
+                f"the checkpoint in {directory} does not fit what is tracked now: {error}",
+                hint="undo the change, or begin another run in another directory",
+            ) from error
 
     def _find_holders(self) -> None:
         run = self._run
@@ -182,7 +196,6 @@ class Mending:
             run.undo = False
         elif self.late and not run.undo:
             run.undo = True
-            run.say(f"step {step.number} exchanged data after its first update: from now on all state is copied first")
         self.put_full()
         self._after_block()
 

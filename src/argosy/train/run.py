@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from argosy.collective import Superseded
+from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, seed_generators
 from argosy.fabric import here
@@ -29,7 +29,9 @@ from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.mending import Mending
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
+from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
+from argosy.train.recheck import Recheck
 from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
 from argosy.train.signals import Wish, Wishes
 from argosy.train.step import Diverged, Outcome, Step, loss_text
@@ -54,6 +56,8 @@ class Run:
         save_every: int = 500,
         save_every_s: float = 600.0,
         keep: Sequence[Keep] | None = None,
+        parent: str | Path | None = None,
+        recheck: int | None = None,
         patience_s: float = 600.0,
     ) -> None:
         self.crew = Crew(patience_s)
@@ -72,6 +76,8 @@ class Run:
         self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
         self._once = Once(memory if self.pocket else None, self.rank)
         self.mending = Mending(self)
+        self.parent = parse_parent(parent)
+        self.recheck = Recheck(recheck)
         self._parallel = Parallel()
         self._log: Log | None = None
         self.recent: list[Row] = []
@@ -96,6 +102,8 @@ class Run:
 
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
+
+        LBFGS is refused: it evaluates the model several times in one step.
 
         Raises:
             ConfigError: something is tracked twice, or has no state_dict.
@@ -124,7 +132,13 @@ class Run:
         self.wish.ask(Wish.STOP, reason)
 
     def save(self, tag: str | None = None) -> None:
-        """Begin a checkpoint of the last step; all ranks do. A tagged one is kept."""
+        """Begin a checkpoint of the last step; all ranks do. A tagged one is kept.
+
+        Raises:
+            ConfigError: inside a step, or outside the loop.
+        """
+        if self.current is not None:
+            raise ConfigError(f"step {self.current.number} is still open", hint="save after the block")
         self.saves.save(self, tag)
 
     @contextmanager
@@ -144,19 +158,19 @@ class Run:
                 module.training = mode
 
     def steps(self, until: int | None = None) -> Iterator[Step]:
-        """The steps that are left until `until` count; one that did not count comes again."""
+        """The steps that are left until `until` count, or the data are used up; one that did not count comes again."""
         self._until = until
         with self._hopeless():
             self.tracked.check_optimizers()
             self._parallel.find(self.tracked.modules.values())
-        if self._is_finished():
-            return
-        self.wish.listen()
-        try:
-            yield from self._steps(until)
-        finally:
-            self.wish.restore()
-            self.saves.close()
+            if self._is_finished():
+                return
+            self.wish.listen()
+            try:
+                yield from self._steps(until)
+            finally:
+                self.wish.restore()
+                self.saves.close()
 
     def _steps(self, until: int | None) -> Iterator[Step]:
         rehearsed = 0
@@ -168,8 +182,8 @@ class Run:
                 elif self._meet():
                     rehearsed = 0
                 continue
-            if (until is not None and self.step >= until) or self.wish.agreed:
-                if self._leave(until):
+            if (reached := self._is_reached(until)) or self.wish.agreed:
+                if self._leave(reached):
                     return
                 continue
             step = Step(self, self.step)
@@ -204,7 +218,9 @@ class Run:
         """What the ranks wish, taken together."""
         stop, late, due = (-word for word in words)
         self.wish.agree(stop)
-        self.mending.late = bool(late)
+        if late and not self.mending.late:
+            self.mending.late = True
+            self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
 
     def wait_for_copy(self) -> None:
@@ -225,7 +241,8 @@ class Run:
         self.mending.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
-            self.saves.save(self, None)
+            with self._hopeless():
+                self.saves.save(self, None)
 
     def lost(self, number: int, loss: ArgosyError | None) -> None:
         """An attempt did not count, because a rank is lost."""
@@ -233,14 +250,26 @@ class Run:
             raise loss or PeerLost("a rank", "its process is gone")
         self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss_text(loss)}")
 
-    def failed(self, number: int, error: BaseException | None) -> None:
-        """The user's own error ends this process; the state is that of the last step."""
+    def distrust(self, number: int) -> None:
+        """This rank computed a step twice and got different gradients: another process takes its place."""
+        self.tell(
+            f"rank {self.rank} computed step {number} twice and got different gradients: "
+            "its memory or processor is not to be trusted, or the script draws random numbers of its own"
+        )
         if self.crew.kind == "replaceable":
-            if isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
-                self.say(f"step {number} has failed {FAILED_MAX} times: giving up")
-                self._give_up()
+            self.crew.group.give_up(PeerLost(f"rank {self.rank}", "it computed different bits the second time"))
+        raise SystemExit(1)
+
+    def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
+        """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
+        if self.crew.kind == "replaceable":
+            if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
+                self.give_up()
+            elif isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
+                self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
+                self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
-        elif self.crew.kind == "alone" and self.step:
+        elif self.crew.kind == "alone" and self.step and whole:
             self.saves.save(self, None)
             self.saves.flush()
 
@@ -336,29 +365,32 @@ class Run:
         except OSError as error:
             self.tell(f"the log of step {self.step} was not written: {error.strerror}")
 
-    def _leave(self, until: int | None) -> bool:
-        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile."""
-        reached = until is not None and self.step >= until
-        self.saves.finish(self)
+    def _is_reached(self, until: int | None) -> bool:
+        return (until is not None and self.step >= until) or self._ledger.exhausted
+
+    def _leave(self, reached: bool) -> bool:
+        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
+        durable = self.saves.finish(self)
         latch = self.crew.latched()
         if latch is not None:
             latch.__enter__()
         try:
-            together = self.crew.ask([self.step], latch)
+            together = self.crew.ask([int(durable)], latch)
         finally:
             if latch is not None:
                 latch.__exit__(None, None, None)
-        if together is None:
+        if together is None or not together[0]:
+            self.saves.forget()
             return False
-        if self.rank == 0:
-            self.saves.mark_finished(self.step, until) if reached else None
+        if self.rank == 0 and reached:
+            self.saves.mark_finished(self.step, self._until)
         self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")
         self.wish.leave(reached)
         return True
 
     def _is_finished(self) -> bool:
-        done = self.saves.finished_step()
-        if done is None or self._until is None or done < self._until:
+        done = self.saves.finished_at(self._until)
+        if done is None:
             return False
         self.say(f"{self.directory} is finished, at step {done:,}: nothing to do")
         if self.crew.generation == 0:
@@ -367,7 +399,13 @@ class Run:
             self.mending.from_disk(quiet=True)
         return True
 
-    def _give_up(self) -> None:
+    def failed_rehearsal(self, error: BaseException) -> None:
+        """A replaced rank could not even rehearse."""
+        if isinstance(error, Exception) and self.crew.count(f"rehearsed/{self.crew.view}") >= FAILED_MAX:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """A replacement of this rank would fail as well: none is wanted."""
         if self._page is not None:
             self._page.set_flag(Flag.HOPELESS)
 
@@ -377,5 +415,5 @@ class Run:
         try:
             yield
         except (ConfigError, Diverged):
-            self._give_up()
+            self.give_up()
             raise

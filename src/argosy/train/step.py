@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, seed_generators
 from argosy.train.tracking import Capsule, local
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
+
+AGREE = "all ranks must take the same steps; look for `if rank == 0`"
 
 
 class Diverged(ArgosyError):
@@ -35,6 +38,7 @@ class Abandoned(Exception):
 class Outcome(Enum):
     """What became of an attempt."""
 
+    COMPARED = "computed once, to be compared with the second time"
     OPEN = "not decided"
     APPLIED = "all ranks apply it"
     REJECTED = "all ranks leave it out: a number is not finite"
@@ -84,6 +88,7 @@ class Step:
 
     def batch(self, data: Loader) -> Any:
         """This rank's one microbatch of the step."""
+        self._use(data)
         if data.pieces != 1:
             raise ConfigError(
                 f"this rank has {data.pieces} microbatches in step {self.number}", hint="use step.batches(data)"
@@ -124,6 +129,8 @@ class Step:
             self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
         for optimizer in run.tracked.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+        if not self.rehearsal and run.recheck.wants(self.number):
+            run.recheck.watch(p for module in run.tracked.modules.values() for p in module.parameters())
         seed_generators(run.seed, self.number, "rank", run.rank)
         self._latch = run.crew.latched()
         if self._latch is not None:
@@ -136,10 +143,17 @@ class Step:
         Raises:
             Abandoned: it must not.
         """
+        if cast(Any, torch)._C._current_graph_task_id() >= 0:
+            raise ConfigError(
+                f"an optimizer steps inside backward, in step {self.number}: that cannot be decided by all ranks first",
+                hint="call optimizer.step() once, after backward()",
+            )
         self._updates += 1
         if self._issued < 0 and self._latch is not None:
             self._issued = self._latch.issued
         self._finite = self._finite and _finite(optimizer)
+        if self._updates == 1 and not self.rehearsal and self._run.recheck.wants(self.number):
+            self._compare()
         if self._undo is not None:
             return
         if self.outcome is Outcome.OPEN:
@@ -147,13 +161,32 @@ class Step:
         if self.outcome is not Outcome.APPLIED:
             raise Abandoned(self.outcome.value)
 
+    def _compare(self) -> None:
+        """The gradients are there: keep them for comparison, or compare.
+
+        Raises:
+            Abandoned: this was the first time.
+        """
+        run = self._run
+        differs = run.recheck.differs(self.number)
+        lost = self._latch is not None and self._latch.loss is not None
+        if differs is None and not lost:
+            self.outcome = Outcome.COMPARED
+            raise Abandoned(self.outcome.value)
+        if differs and not lost:
+            run.distrust(self.number)
+
     def _vote(self) -> None:
         run = self._run
         run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
         late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
         applies = int(self._updates > 0)
         mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(late)]
-        answer = run.crew.ask(mine, self._latch)
+        try:
+            answer = run.crew.ask(mine, self._latch)
+        except CollectiveMismatch as error:
+            run.give_up()
+            raise Diverged(f"ranks disagree in step {self.number}: {error}", hint=AGREE) from error
         if answer is None:
             self.outcome = Outcome.LOST
             return
@@ -163,9 +196,8 @@ class Step:
                 f"rank {rank} {'updates' if updates else 'does not update'} in step {number}"
                 for rank, (number, updates) in enumerate(said)
             )
-            raise Diverged(
-                f"ranks disagree: {whole}", hint="all ranks must take the same steps; look for `if rank == 0`"
-            )
+            run.give_up()
+            raise Diverged(f"ranks disagree: {whole}", hint=AGREE)
         run.agreed(answer[5:])
         self.outcome = Outcome.APPLIED if answer[4] else Outcome.REJECTED
 
@@ -182,23 +214,30 @@ class Step:
             if self._latch is not None:
                 self._latch.__exit__(None, None, None)
             run.current = None
+            run.recheck.let_go()
         if self.rehearsal:
             self._roll_back()
             if error is not None:
                 error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
+                run.failed_rehearsal(error)
             return False
         if self.outcome is Outcome.APPLIED:
             if error is None:
                 run.commit(self, late=late)
+            else:
+                run.failed(self.number, error, whole=False)
             return False
         self._roll_back()
+        if self.outcome is Outcome.COMPARED and isinstance(error, Abandoned):
+            return True
         if self.outcome is Outcome.REJECTED:
             run.commit(self, late=late)
             return error is None or isinstance(error, Abandoned)
-        if self.outcome is Outcome.LOST or (isinstance(error, Exception) and (lost or run.crew.is_lost(SUSPECT_S))):
+        suspect = isinstance(error, Exception) and not isinstance(error, Diverged)
+        if self.outcome is Outcome.LOST or (suspect and (lost or run.crew.is_lost(SUSPECT_S))):
             run.lost(self.number, self._latch.loss if self._latch is not None else None)
             return isinstance(error, Exception)
-        run.failed(self.number, error)
+        run.failed(self.number, error, whole=True)
         return False
 
     def _roll_back(self) -> None:
@@ -213,7 +252,8 @@ class Step:
 def _finite(optimizer: Any) -> bool:
     """Whether no gradient that the optimizer will use is infinite or not a number."""
     found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [local(gradient) for gradient in found if gradient is not None and gradient.numel()]
+    parts = [local(gradient) for gradient in found if gradient is not None]
+    gradients = [part for part in parts if part.numel()]
     if not gradients:
         return True
     norms = cast(Any, torch)._foreach_norm(gradients, float("inf"))

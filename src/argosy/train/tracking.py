@@ -52,6 +52,8 @@ class Tracked:
                 raise ConfigError(f"{name} is tracked already" + (f", as {known}" if known != name else ""))
         if isinstance(thing, nn.Module):
             self.modules[name] = thing
+        elif isinstance(thing, torch.optim.LBFGS):
+            raise ConfigError(f"{name} cannot be tracked: LBFGS evaluates the model several times in one step")
         elif isinstance(thing, Optimizer):
             self.optimizers[name] = thing
         elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):

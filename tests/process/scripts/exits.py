@@ -18,6 +18,8 @@ if how == "three":
     sys.exit(3)
 if how == "large":
     sys.exit(259)
+if how == "larger":
+    sys.exit(10**30)
 if how == "tuple":
     sys.exit((1, "two"))
 if how == "_exit":

@@ -310,6 +310,11 @@ class KeptWriter:
         with self._changed, contextlib.suppress(PeerLost):
             link.send(Torn(arena.slot, name, reason))
 
+    def let_go(self) -> None:
+        with self._changed:
+            self._submitted = {}
+        self.committer.let_go()
+
     def close(self) -> None:
         link, arenas = self._link, [*self._arenas.values(), *self._own]
         if link is not None:

@@ -276,7 +276,7 @@ class Keeper:
             return chosen
         if slot.phase == "held" and not slot.durable:
             self._fail(slot.name, "its memory is needed for a newer one", overtaken=True)
-        slot.phase, slot.name, slot.durable = "lent", "", False
+        slot.phase, slot.name, slot.durable, slot.order = "lent", "", False, 0
         return slot
 
     def _forget(self, number: int) -> None:
@@ -306,6 +306,7 @@ class Keeper:
         held.draft, held.draft_digest = fds[0], filled.draft_digest
         size = self.commits.size
         slot.phase, slot.name, slot.step, slot.size = "held", filled.name, filled.step, size
+        slot.order = self._order(filled.name)
         parts = [each for each in self.slots.values() if each.phase == "held" and each.name == filled.name]
         gone = self.commits.ranks - {guest.rank for guest in self.guests.values()} - {each.rank for each in parts}
         if len(parts) == size:
@@ -313,6 +314,11 @@ class Keeper:
         elif gone:
             self._give_up(filled.name, f"rank {min(gone)} is gone")
         self._settle()
+
+    def _order(self, name: str) -> int:
+        """When the first part of a version came, among the versions held."""
+        orders = {each.name: each.order for each in self.slots.values() if each.phase == "held" and each.order}
+        return orders.get(name) or max((each.order for each in self.slots.values()), default=0) + 1
 
     def _whole(self, filled: Filled, parts: list[Slot]) -> None:
         pieces = [(slot, self.memory[slot.id]) for slot in sorted(parts, key=lambda slot: slot.rank)]
@@ -390,6 +396,7 @@ class Keeper:
                 os.close(held.draft)
             held.draft, held.draft_digest = arriving.draft_memory(), offer.draft_digest
             slot.phase, slot.name, slot.step, slot.size = "held", offer.name, offer.step, offer.size
+            slot.order = self._order(offer.name)
             slot.durable = True  # A peer writes nothing.
         self._send(guest, Received(offer.name, offer.rank, fault))
         self._settle()

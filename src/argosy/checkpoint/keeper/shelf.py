@@ -1,7 +1,6 @@
 """What a keeper holds, and which memory it gives to whom. Pure: the caller makes and closes the memory.
 
-H1  The newest two whole versions stay, as far as `bytes_max` lets them, the newest longest; what is being written or
-    read stays anyway.
+H1  The newest two whole versions stay, as far as `bytes_max` lets them; what is being written or read stays anyway.
 H2  A slot that is lent is nobody else's, and what is in it does not count.
 H3  The memory of all slots is at most `bytes_max`.
 """
@@ -27,6 +26,8 @@ class Slot:
     users: int = 0
     """How many write, ship or read it now."""
     durable: bool = False
+    order: int = 0
+    """Versions are numbered as they come: a step may be saved again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,12 @@ def surplus(slots: Collection[Slot]) -> list[Slot]:
     """Held slots that nobody needs any more: older than the newest two whole versions, and not in use."""
     whole = versions(slots)
     kept = {name for _, name in whole[:HELD]}
-    newest = whole[0][0] if whole else -1
+    complete = {name for _, name in whole}
+    newest = max((slot.order for slot in slots if slot.name in complete), default=-1)
     return [
         slot
         for slot in slots
-        if slot.phase == "held" and not slot.users and slot.name not in kept and slot.step <= newest
+        if slot.phase == "held" and not slot.users and slot.name not in kept and slot.order <= newest
     ]
 
 
@@ -107,9 +109,7 @@ def _count(slots: Iterable[Slot], rank: int) -> int:
 
 
 def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
-    newest = next((name for _, name in versions(slots)), "")
-    mine = [slot for slot in slots if slot.rank == rank and slot.phase == "held"]
-    mine.sort(key=lambda slot: (slot.name == newest, slot.step))
+    mine = sorted((s for s in slots if s.rank == rank and s.phase == "held"), key=lambda slot: slot.order)
     ready = [slot for slot in mine if not slot.users and (slot.durable or len(mine) > 1)]
     if ready:
         oldest = ready[0]

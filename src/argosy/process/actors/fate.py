@@ -22,6 +22,7 @@ class History:
         self._newest: dict[int, int] = {}
         self._restart = ""
         self._stop = ""
+        self._failure = ""
         self._hang = ""
         self.over = ""
         """Why the launch ended, if it did."""
@@ -37,7 +38,10 @@ class History:
                 case facts.RankExited(rank=rank, status=status, asked=asked, oom=oom):
                     why = oom or str(status)
                     if asked:
-                        why = self._stop or self._restart or why
+                        failed = f"stopped, because of {self._failure}" if self._failure else ""
+                        why = self._stop or self._restart or failed or why
+                    elif not status.ok:
+                        self._failure = self._failure or f"rank {rank.index}: {why}"
                     self._causes[rank.index, rank.generation] = (why, status.ok and not asked)
                 case facts.Restarting(ranks=ranks, generation=generation, cause=cause):
                     self._restart = f"stopped, because of {cause}"

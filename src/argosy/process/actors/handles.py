@@ -1,11 +1,12 @@
 """Handles of actors: a name on some ranks of a mesh. They can be sent to other processes, which then call directly."""
 
+import builtins
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -102,8 +103,18 @@ class Actors:
         """
         return self._with(options=Options(deadline_s, retry, reply))
 
-    def __getitem__(self, place: int) -> "Actor":
-        rank = self._ranks[place]
+    @overload
+    def __getitem__(self, place: int) -> "Actor": ...
+    @overload
+    def __getitem__(self, place: builtins.slice) -> "Actors": ...
+    def __getitem__(self, place: int | builtins.slice) -> "Actor | Actors":
+        if isinstance(place, builtins.slice):
+            ranks = self._ranks[place]
+            return Actors(self._grid, self._name, self._kind, ranks, {"ranks": len(ranks)}, self._options)
+        try:
+            rank = self._ranks[place]
+        except IndexError:
+            raise IndexError(f"there are {len(self._ranks)} actors, none at {place}") from None
         return Actor(self._grid, self._name, self._kind, [rank], {}, self._options)
 
     def __len__(self) -> int:

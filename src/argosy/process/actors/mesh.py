@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from argosy.core import ConfigError
+from argosy.core import ConfigError, PeerLost
 from argosy.fabric import dump, forget_peers
 from argosy.process.actors.events import Events, MeshEvent
 from argosy.process.actors.handles import PLAINLY, Actors, Grid, slice_ranks
@@ -60,7 +60,10 @@ class Mesh:
         """
         name = f"{kind.__name__}-{os.getpid():x}-{next(_counter)}"
         pickled, _ = dump((kind, args, kwargs), in_band=True)
-        write_spec(Path(self._grid.folder), name, pickled, self._ranks)
+        try:
+            write_spec(Path(self._grid.folder), name, pickled, self._ranks)
+        except FileNotFoundError:
+            raise PeerLost("the mesh", "it has ended") from None
         self._plain().build(name).gather()
         return Actors(self._grid, name, kind, self._ranks, self.dims, PLAINLY)
 

@@ -1,5 +1,6 @@
 """How a command reaches the agent of this host, starting warden and agent if there are none."""
 
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Ru
 from argosy.process.run.rundir import find_run
 
 START_S = 20.0
+FILES_MIN = 64
 ANSWER_S = 30.0
 
 
@@ -41,6 +43,11 @@ def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
                 raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=hint) from None
         if time.monotonic() >= start_at:
             start_at = time.monotonic() + 5.0
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            if most < FILES_MIN:
+                raise ConfigError(
+                    f"at most {most} files may be open, Argosy's daemons need {FILES_MIN}", hint="ulimit -n 1024"
+                )
             runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
             start_warden(runtime)
         time.sleep(0.005)
@@ -85,8 +92,14 @@ def find_living(text: str) -> RunInfo:
     Raises:
         ConfigError: there is no such run, or it has ended.
     """
-    directory = str(find_run(text))
-    for run in list_runs().runs:
+    living = list_runs().runs
+    try:
+        directory = str(find_run(text))
+    except ConfigError:  # Its directory may be gone.
+        if len(named := [run for run in living if run.name == text]) == 1:
+            return named[0]
+        raise
+    for run in living:
         if run.directory == directory:
             return run
     raise ConfigError(

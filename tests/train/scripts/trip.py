@@ -1,0 +1,86 @@
+"""A small training to which something happens; run by test_run.py, alone or by a launcher.
+
+trip.py DIRECTORY STEPS [MISHAP]
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from kinds import SAMPLES, digest_of, network, wrapped
+
+import argosy
+from argosy.data import Loader
+
+directory, steps, mishap = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+run = argosy.Run(directory, seed=5, save_every=4)
+first = run.crew.generation == 0
+with open(directory / f"built.{run.rank}", "a") as file:
+    file.write(f"{os.getpid()}\n")
+model = wrapped(run, network())
+if mishap == "wider":
+    model = wrapped(run, torch.nn.Linear(8, 5))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+run.track(model=model, optimizer=optimizer)
+data = Loader(SAMPLES, batch=8, seed=2)
+
+
+def note(text: object) -> None:
+    with open(directory / f"notes.{run.rank}", "a") as file:
+        file.write(f"{text}\n")
+
+
+def me(rank: int, number: int) -> bool:
+    """Whether something happens to this rank, in this step."""
+    return (run.rank, step.number) == (rank, number) and not step.rehearsal
+
+
+for step in run.steps(until=steps):
+    with step:
+        loss = model(step.batch(data)).square().mean()
+        if mishap == "raise" and me(1, 3):
+            raise ValueError("broken")
+        if mishap == "wait" and step.number == 6:
+            deadline = time.monotonic() + 90
+            while not run.wish.is_urgent and not (directory / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        if mishap == "stuck" and step.number == 5:
+            note("stuck")
+            time.sleep(600)
+        if mishap == "once":
+            note(f"{step.number} {step.once('value', lambda: time.time_ns())}")
+            if me(1, 5) and first:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if mishap == "nan" and me(1, 4):
+            loss = loss * float("nan")
+        if mishap == "skip" and run.rank == 0 and step.number == 4:
+            continue
+        loss.backward()
+        if mishap == "disagree" and run.rank == 0 and step.number == 4:
+            continue
+        optimizer.step()
+        if mishap == "late raise" and me(1, 3):
+            raise ValueError("broken")
+        if mishap == "late":
+            dist.all_reduce(loss.detach())
+        run.log(loss=loss)
+    if step.committed:
+        note(f"done {step.number}")
+    if mishap == "stop" and me(1, 4):
+        run.stop("enough")
+    if mishap == "aside" and step.every(4):
+        with run.aside("evaluation"):
+            model.eval()
+            if me(1, 3) and first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(1))
+        note(f"training {model.training}")
+digests = run.crew.gather(digest_of(run))
+if run.rank == 0:
+    print("digests", *digests, flush=True)
+if run.size > 1:
+    dist.barrier()

@@ -1,0 +1,409 @@
+"""A run of one process, without a launcher: what a script can say, and what it is told when it is wrong."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Timer
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from argosy.checkpoint.committing import Committer
+from argosy.core import ConfigError
+from argosy.data import Loader
+from argosy.train import Run, Step, read_log
+
+SAMPLES = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+
+
+class Training:
+    """A run with a small model, as a script makes it."""
+
+    def __init__(self, directory: Path, *, width: int = 3, **how: Any) -> None:
+        self.run = Run(directory, seed=1, **{"save_every": 4, **how})
+        self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.2), nn.Linear(width, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.data = Loader(SAMPLES, batch=4)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+    def update(self, step: Step, factor: float = 1.0) -> torch.Tensor:
+        loss = self.model(step.batch(self.data)).square().mean() * factor
+        loss.backward()
+        self.optimizer.step()
+        self.run.log(loss=loss)
+        return loss
+
+    def sail(self, until: int, work: Callable[[Step], Any] | None = None) -> "Training":
+        for step in self.run.steps(until=until):
+            with step:
+                (work or self.update)(step)
+        return self
+
+    def breaking(self, at: int, *, first: bool) -> Callable[[Step], None]:
+        """Work that raises at a step, before or after its update."""
+
+        def work(step: Step) -> None:
+            self.run.state["seen"] = [*self.run.state.get("seen", []), step.number]
+            if step.number == at and first:
+                raise ZeroDivisionError
+            self.update(step)
+            if step.number == at:
+                raise ZeroDivisionError
+
+        return work
+
+    def bits(self) -> dict[str, bytes]:
+        return {name: tensor.numpy().tobytes() for name, tensor in self.run.tracked.capture().tensors.items()}
+
+
+def told(caught: "pytest.ExceptionInfo[ConfigError]") -> str:
+    return f"{caught.value}\n{caught.value.hint}"
+
+
+def test_a_second_run_goes_on_where_the_first_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = Training(tmp_path / "whole").sail(9)
+    Training(tmp_path / "parts").sail(5)
+    parts = Training(tmp_path / "parts").sail(9)
+    assert parts.bits() == whole.bits()
+    assert [row.values for row in read_log(tmp_path / "parts")] == [row.values for row in read_log(tmp_path / "whole")]
+    assert "going on after step 5" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = Training(tmp_path).sail(4)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = Training(tmp_path).sail(4)
+    assert again.bits() == first.bits()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert "is finished, at step 4: nothing to do" in capsys.readouterr().err
+
+
+def test_a_finished_run_goes_on_if_more_steps_are_asked_for(tmp_path: Path):
+    Training(tmp_path).sail(4)
+    assert Training(tmp_path).sail(6).run.step == 6
+
+
+def test_an_exception_leaves_the_last_step_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        training.sail(9, training.breaking(6, first=True))
+    again = Training(tmp_path).sail(9)
+    assert again.bits() == Training(tmp_path / "whole").sail(9).bits()
+    assert "going on after step 6" in capsys.readouterr().err
+
+
+def test_an_exception_after_the_update_costs_the_steps_since_the_checkpoint(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        training.sail(9, training.breaking(6, first=False))
+    assert Training(tmp_path).sail(9).bits() == Training(tmp_path / "whole").sail(9).bits()
+
+
+def test_an_exception_after_the_first_update_leaves_it_out(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        training.sail(9, training.breaking(0, first=False))
+    assert training.run.step == 0
+    assert training.bits() == Training(tmp_path / "new").bits()
+
+
+def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    training, seen = Training(tmp_path), dict[int, dict[str, bytes]]()
+    for step in training.run.steps(until=6):
+        before = training.bits()
+        with step:
+            training.update(step, float("nan") if step.number in (0, 4) else 1.0)
+        seen[step.number] = {} if training.bits() == before else training.bits()
+    assert [number for number, bits in seen.items() if not bits] == [0, 4]
+    said = capsys.readouterr().err
+    assert "step 0 was left out: a gradient or loss is not finite" in said
+    assert "step 4 was left out" in said
+    assert training.data.step == 6
+
+
+def test_check_leaves_a_step_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(tmp_path)
+    for step in training.run.steps(until=4):
+        with step:
+            step.check(float("inf") if step.number == 2 else 0.5)
+            training.update(step)
+    assert capsys.readouterr().err.count("was left out") == 1
+
+
+def test_log_best_and_age(tmp_path: Path):
+    training = Training(tmp_path)
+    for step in training.run.steps(until=6):
+        with step:
+            training.update(step)
+            training.run.log(inside=step.number)
+        training.run.log(value=abs(step.number - 2), rising=step.number)
+        if training.run.best("value").age > 1:
+            training.run.stop("no progress")
+        assert training.run.best("rising", highest=True).age == 0
+    best = training.run.best("value")
+    assert (best.value, best.step, best.age) == (0.0, 3, 3)
+    rows = read_log(tmp_path)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.values["inside"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert set(rows[0].values) == {"loss", "inside", "value", "rising"}
+
+
+def test_best_is_remembered_by_the_next_launch(tmp_path: Path):
+    for until in (3, 5):
+        training = Training(tmp_path)
+        for step in training.run.steps(until=until):
+            with step:
+                training.update(step)
+                training.run.log(value=abs(step.number - 1))
+            best = training.run.best("value")
+    assert (best.value, best.step, best.age) == (0.0, 2, 3)
+
+
+def test_stop_ends_after_a_step_that_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(tmp_path)
+    for step in training.run.steps(until=100):
+        with step:
+            training.update(step)
+        if step.number == 4:
+            training.run.stop("enough")
+    assert training.run.step == 6
+    assert "stopped (enough) after step 6" in capsys.readouterr().err
+    assert Training(tmp_path).sail(8).bits() == Training(tmp_path / "whole").sail(8).bits()
+
+
+def test_state_is_rolled_back_and_resumed(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        training.sail(9, training.breaking(3, first=True))
+    assert training.run.state == {"seen": [0, 1, 2]}
+    again = Training(tmp_path).sail(4)
+    assert again.run.state == {"seen": [0, 1, 2]}
+
+
+def test_once_is_made_once_per_step(tmp_path: Path):
+    training, made = Training(tmp_path), list[int]()
+    for step in training.run.steps(until=3):
+        with step:
+            values = [step.once("x", lambda number=step.number: made.append(number) or number) for _ in range(3)]
+            assert values == [step.number] * 3
+            training.update(step)
+    assert made == [0, 1, 2]
+
+
+def test_every_counts_steps(tmp_path: Path):
+    training, seen = Training(tmp_path), list[int]()
+    for step in training.run.steps(until=7):
+        with step:
+            training.update(step)
+        if step.every(3):
+            seen.append(step.number)
+    assert seen == [2, 5]
+
+
+def test_aside_restores_the_mode_of_every_module(tmp_path: Path):
+    training = Training(tmp_path)
+    training.model[0].eval()
+    for step in training.run.steps(until=1):
+        with step:
+            training.update(step)
+        with training.run.aside("evaluation"):
+            training.model.eval()
+    assert [module.training for module in training.model] == [False, True, True]
+
+
+def test_an_exception_aside_is_the_users(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        for step in training.run.steps(until=1):
+            with step:
+                training.update(step)
+            with training.run.aside("evaluation"):
+                raise ZeroDivisionError
+
+
+def test_a_tagged_checkpoint_is_kept(tmp_path: Path):
+    training = Training(tmp_path, save_every=1)
+    for step in training.run.steps(until=8):
+        with step:
+            training.update(step)
+        if step.number == 1:
+            training.run.save("good")
+    from argosy.checkpoint import list_steps
+
+    assert 2 in [info.step for info in list_steps(tmp_path)]
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def test_save_inside_a_step_and_outside_the_loop(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match="inside its loop"):
+        training.run.save()
+    with pytest.raises(ConfigError, match="step 0 is still open"):
+        training.sail(1, lambda _: training.run.save())
+
+
+def test_track_twice(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match="again is tracked already, as model"):
+        training.run.track(again=training.model)
+    with pytest.raises(ConfigError, match="model is tracked already"):
+        training.run.track(model=nn.Linear(1, 1))
+
+
+def test_an_optimizer_of_a_module_that_is_not_tracked(tmp_path: Path):
+    run, model = Run(tmp_path), nn.Linear(2, 2)
+    run.track(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="2 parameters of optimizer belong to no tracked module") as caught:
+        next(iter(run.steps(until=1)))
+    assert "track the module as well" in told(caught)
+
+
+def test_a_step_inside_a_step(tmp_path: Path):
+    training = Training(tmp_path)
+    steps = iter(training.run.steps(until=9))
+    step = next(steps)
+    with pytest.raises(ConfigError, match="step 0 is still open"), step, Step(training.run, 1):
+        pass
+    with pytest.raises(ConfigError, match="step 0 was entered before"), step:
+        pass
+
+
+def test_a_step_that_is_not_entered(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match="step 0 was not used") as caught:
+        for _ in training.run.steps(until=3):
+            pass
+    assert "write `with step:`" in told(caught)
+
+
+def test_an_optimizer_that_steps_in_backward(tmp_path: Path):
+    training = Training(tmp_path)
+    for parameter in training.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: training.optimizer.step())
+    before = training.bits()
+    with pytest.raises(ConfigError, match="inside backward"):
+        training.sail(3, lambda step: training.model(step.batch(training.data)).sum().backward())
+    assert training.bits() == before
+
+
+def test_a_model_that_changed_since_the_checkpoint(tmp_path: Path):
+    Training(tmp_path, width=3).sail(2)
+    with pytest.raises(ConfigError, match=r"does not fit what is tracked now: .*\[3\], here it is \[5\]"):
+        Training(tmp_path, width=5).sail(4)
+
+
+def test_something_tracked_that_the_checkpoint_does_not_have(tmp_path: Path):
+    Training(tmp_path).sail(2)
+    training = Training(tmp_path)
+    training.run.track(extra=nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="does not fit what is tracked now") as caught:
+        training.sail(4)
+    assert "another directory" in told(caught)
+
+
+def test_data_without_samples(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match="empty"):
+        training.data = Loader(SAMPLES[:0], batch=4)
+
+
+def test_data_that_are_used_up_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for _ in range(2):
+        training = Training(tmp_path)
+        training.data = Loader(SAMPLES[:6], batch=4, epochs=2)
+        training.sail(9)
+    said = capsys.readouterr().err
+    assert "finished after step 3" in said
+    assert "is finished, at step 3: nothing to do" in said
+
+
+def test_data_from_something_else_than_a_loader(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match=r"come from an argosy\.data\.Loader: list"):
+        training.sail(1, lambda step: step.batch(cast(Any, [1, 2, 3])))
+
+
+def test_several_microbatches_taken_as_one(tmp_path: Path):
+    training = Training(tmp_path)
+    training.data = Loader(SAMPLES, batch=4, micro=2)
+    with pytest.raises(ConfigError, match="2 microbatches") as caught:
+        training.sail(1)
+    assert "step.batches(data)" in told(caught)
+
+
+def test_what_bits_depend_on_is_named_when_it_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Training(tmp_path).sail(2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        Training(tmp_path).sail(3)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"threads was {threads}, is {threads + 1}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(words, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_costs_checkpoints_and_rows_not_steps(small_disk: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(small_disk / "run")
+    for step in training.run.steps(until=12):
+        with step:
+            training.update(step)
+        if step.number == 5:
+            fill(small_disk / "ballast")
+        if step.number == 9:
+            (small_disk / "ballast").unlink()
+    said = capsys.readouterr().err
+    assert "step 8: [Errno 28] No space left on device; trying again" in said
+    assert training.bits() == Training(small_disk.parent / "whole").sail(12).bits()
+    assert Training(small_disk / "run").sail(12).bits() == training.bits()
+
+
+def test_the_end_waits_for_room_on_the_disk(
+    small_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Committer, "retry_after_s", (0.1,))
+    training = Training(small_disk / "run")
+
+    def work(step: Step) -> None:
+        training.update(step)
+        if step.number == 5:
+            fill(small_disk / "ballast")
+            Timer(1.0, (small_disk / "ballast").unlink).start()
+
+    training.sail(6, work)
+    said = capsys.readouterr().err
+    assert "step 6 was not saved" in said
+    assert said.endswith("finished after step 6\n")
+    assert Training(small_disk / "run").sail(6).bits() == training.bits()
+
+
+def fill(path: Path) -> None:
+    size = 1 << 16
+    with path.open("wb", buffering=0) as file:
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+
+
+def test_the_finished_mark_can_be_read(tmp_path: Path):
+    Training(tmp_path).sail(2)
+    assert json.loads((tmp_path / "finished.json").read_text()) == {"step": 2, "until": 2}
