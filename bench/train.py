@@ -6,13 +6,13 @@ Four ranks train the model of examples/gpt.py; the bench kills them. torchrun's 
 torchft's replicas are started again at once by a shell. torchft: `python bench/peers.py --setup torchft`.
 """
 
+import contextlib
 import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 
 from contenders import SCRIPTS, Stage
@@ -29,7 +29,7 @@ from voyages import (
     torchrun_voyage,
 )
 
-Start = Callable[[], AbstractContextManager[Voyage]]
+Start = Callable[[], contextlib.AbstractContextManager[Voyage]]
 SAVE_EVERY = 10
 ARGOSY = ("argosy DDP", "argosy FSDP2")
 ALLOWED_STEPS = 4
@@ -205,7 +205,8 @@ def wasted(start: Start, every_s: float, for_s: float) -> float:
             time.sleep(max(0.0, began + number * every_s - time.time()))
             if voyage.command.ended:
                 raise Failed(f"ended: {voyage.command.last_word()}")
-            voyage.kill(victims.randrange(SIZE))
+            with contextlib.suppress(Failed):  # It was not back: nothing to kill.
+                voyage.kill(victims.randrange(SIZE))
         time.sleep(every_s)
         wall = time.time() - began
         counted = voyage.counted(began)
