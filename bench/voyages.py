@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import MARK, SCRIPTS, Live, Stage, free_port, torchrun_command
+from contenders import SCRIPTS, Live, Stage, free_port, torchrun_command
 from harness import Failed
 from peers import ROOT, python_of
 
@@ -94,22 +94,18 @@ class Voyage:
     def kill(self, rank: int) -> tuple[int, float]:
         """SIGKILL the newest process of a rank that made steps; returns it and the time."""
         pid = [each.pid for each in self.counted() if each.rank == rank][-1]
-        try:
-            # Not os.kill by number: once it is gone the number may be anybody's.
-            pidfd = os.pidfd_open(pid)
-            ours = MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except (ProcessLookupError, FileNotFoundError):
-            raise Failed(f"rank {rank} was not back") from None
-        try:
-            if not ours:
-                raise Failed(f"rank {rank} was not back")
-            at = time.time()
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            raise Failed(f"rank {rank} was not back") from None
-        finally:
-            os.close(pidfd)
+        if not self._is_there(rank, pid):
+            raise Failed(f"rank {rank} was not back")
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
         return pid, at
+
+    def _is_there(self, rank: int, pid: int) -> bool:
+        """Whether this is still the process that writes the record: once it is gone the number may be anybody's."""
+        record = str(self.home / f"{rank}.{pid}.steps")
+        with contextlib.suppress(OSError):
+            return any(os.readlink(link) == record for link in Path(f"/proc/{pid}/fd").iterdir())
+        return False
 
     def kill_and_wait(self, rank: int, pause_s: float) -> Killed:
         calm = self.wait_calm(UP_S)
