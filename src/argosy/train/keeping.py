@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Keep = KeepLast | KeepBest | KeepEvery
 _NEVER = Cadence(every_steps=1 << 60)
 FLUSH_S = 600.0
+HURRY_S = 5.0
 FLUSH_SLICE_S = 0.2
 
 
@@ -98,9 +99,10 @@ class Saves:
             return False
         return True
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool) -> None:
+        """Let go of the directory; in a hurry, what a lost rank holds up is not waited for."""
         if self._saver is not None:
-            self._saver.close()
+            self._saver.close(HURRY_S if hurry else FLUSH_S)
             self._saver = None
 
     def mark_finished(self, step: int, until: int | None) -> None:

@@ -166,11 +166,13 @@ class Run:
             if self._is_finished():
                 return
             self.wish.listen()
+            hurry = True
             try:
                 yield from self._steps(until)
+                hurry = False
             finally:
                 self.wish.restore()
-                self.saves.close()
+                self.saves.close(hurry=hurry)
 
     def _steps(self, until: int | None) -> Iterator[Step]:
         rehearsed = 0
