@@ -1,6 +1,6 @@
-"""A training that survives, for ever.   train_argosy.py HOME {ddp|fsdp2} [compiled|unkept]
+"""A training that survives, for ever.   train_argosy.py HOME {ddp|fsdp2} [compiled]
 
-Under `argosy run`. `unkept`: shards are not kept at every step, so that what keeping costs can be told.
+Under `argosy run`.
 """
 
 import os
@@ -16,8 +16,6 @@ import argosy
 
 home, kind, *how = sys.argv[1:]
 run = argosy.Run(os.path.join(home, "run"))
-if "unkept" in how:
-    run.pocket = None
 plain = model_and_seed()
 model = DDP(plain) if kind == "ddp" else shard(plain, init_device_mesh("cpu", (run.size,)))
 optimizer = optimizer_of(model)
