@@ -150,7 +150,7 @@ def test_bad_meshes_are_refused(text: str):
 
 def test_max_restarts_alone_means_all_ranks_as_for_torchrun():
     assert choose_restart(Options(max_restarts=3), {"rank": 2}).policy == "all"
-    assert choose_restart(Options(), {"rank": 2}) == Restart.never()
+    assert choose_restart(Options(), {"rank": 2}).policy == "auto"
     assert choose_restart(Options(max_restarts=0), {"rank": 2}) == Restart.never()
     assert choose_restart(Options(restart="rank", max_restarts=3), {"rank": 2}) == Restart.rank(3)
 
