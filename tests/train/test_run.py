@@ -85,12 +85,17 @@ def went_on(dock: Console, place: Path, calm: list[str], *, after: int) -> Ended
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def test_preemption_saves_and_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "told to leave"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
+    dock: Console, place: Path, calm: list[str], number: int, code: int, word: str
+):
     command, out = begin(dock, place, "wait")
     wait_for_step(place)
-    command.send_signal(signal.SIGTERM)
-    assert command.wait(PATIENCE_S) == 143, out.read_text()
-    said(out, "told to leave: saved after step")
+    command.send_signal(number)
+    assert command.wait(PATIENCE_S) == code, out.read_text()
+    said(out, f"{word}: saved after step")
     went_on(dock, place, calm, after=6)
 
 
@@ -100,15 +105,6 @@ def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Pat
     wait_for_step(place)
     ended = dock.argosy("stop", "stopped")
     assert ended.code == 0, ended.text
-    went_on(dock, place, calm, after=6)
-
-
-def test_ctrl_c_saves(dock: Console, place: Path, calm: list[str]):
-    command, out = begin(dock, place, "wait")
-    wait_for_step(place)
-    command.send_signal(signal.SIGINT)
-    assert command.wait(PATIENCE_S) == 130, out.read_text()
-    said(out, "interrupted: saved after step")
     went_on(dock, place, calm, after=6)
 
 

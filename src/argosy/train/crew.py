@@ -25,6 +25,10 @@ _POLL_S = 0.002
 FORM_S = 60.0
 
 
+class NobodyCame(DeadlinePassed):
+    """A lost rank was not replaced."""
+
+
 class Crew:
     """This rank's link to the others.
 
@@ -119,6 +123,7 @@ class Crew:
         """Meet the others in the newest view; returns its number.
 
         Raises:
+            NobodyCame: there is no use in waiting any more.
             PeerLost, DeadlinePassed, Superseded: it failed; meet again.
         """
         view = self._next_view(give_up)
@@ -137,9 +142,7 @@ class Crew:
             if give_up():
                 raise Superseded(f"no view after {view} is waited for any more")
             if time.monotonic() > deadline:
-                raise DeadlinePassed(
-                    "a lost rank's replacement", self._patience_s, hint="argosy why tells what it does"
-                )
+                raise NobodyCame("a lost rank's replacement", self._patience_s, hint="argosy why tells what it does")
             time.sleep(_POLL_S)
         return view
 

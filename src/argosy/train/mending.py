@@ -13,8 +13,8 @@ from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
 from argosy.train.pocket import plan, unpack, write
-from argosy.train.rows import Row
-from argosy.train.tracking import Capsule
+from argosy.train.rows import Row, read_log
+from argosy.train.tracking import Capsule, bytes_of
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -61,7 +61,7 @@ class Mending:
                     self.compare()
             case _:
                 self.from_disk()
-                run.parallel_begin()
+                run.parallel.begin_alike()
                 self.compare()
         if alive:
             self.copies, run.undo, self.late = told[alive[0]].copies, told[alive[0]].undo, told[alive[0]].late
@@ -80,7 +80,7 @@ class Mending:
         if healing.pocketed and run.rank == healing.source:
             self._from_pocket(healing.step)
         if run.rank == healing.source and healing.fresh:
-            run.wait_for_copy()
+            run.saves.wait_for_copy()
             capsule = run.tracked.capture()
             packed = plan(capsule)
             content = torch.empty(packed.size, dtype=torch.uint8)
@@ -117,7 +117,7 @@ class Mending:
         capsule = None if run.pocket is None else run.pocket.get(step, "full")
         if capsule is None:
             raise PeerLost(f"rank {run.rank}", f"its pocket does not hold step {step} any more")
-        run.wait_for_copy()
+        run.saves.wait_for_copy()
         run.tracked.adopt(capsule)
         if run.step > step:
             run.went_back(step)
@@ -166,7 +166,7 @@ class Mending:
         for name, tensor in self._run.tracked.parameters().items():
             digest.update(name.encode())
             if tensor.numel():
-                digest.update(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+                digest.update(bytes_of(tensor))
         found = self._run.crew.gather(digest.hexdigest())
         self.copies = len(set(found)) == 1
         self.put_full()
@@ -192,10 +192,7 @@ class Mending:
         """A step counts: learn whether the next one must be copied first, and keep what no other rank has."""
         run = self._run
         self.pending = late and not run.undo
-        if run.undo and not self.late and step.number >= 1:
-            run.undo = False
-        elif self.late and not run.undo:
-            run.undo = True
+        run.undo = self.late or (run.undo and step.number < 1)
         self.put_full()
         self._after_block()
 
@@ -213,8 +210,6 @@ class Mending:
 
     def _catch_up(self, rows: list[Row]) -> None:
         """A new rank 0 writes the rows that the old one had no time for."""
-        from argosy.train.rows import read_log
-
         run = self._run
         if run.rank == 0:
             known = {row.step for row in read_log(run.directory)}

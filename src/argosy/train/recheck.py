@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from argosy.core import ConfigError
+from argosy.train.tracking import bytes_of
 
 
 class Recheck:
@@ -41,7 +42,7 @@ class Recheck:
 
     def _hook(self, number: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:
-            self._now[number].update(gradient.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+            self._now[number].update(bytes_of(gradient.detach()))
 
         return hook
 

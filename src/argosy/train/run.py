@@ -13,8 +13,8 @@ for step in run.steps(until=2000):
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
-from argosy.train.crew import Crew
+from argosy.train.crew import Crew, NobodyCame
 from argosy.train.keeping import Keep, Saves
 from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.mending import Mending
@@ -34,7 +34,7 @@ from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
 from argosy.train.signals import Wish, Wishes
-from argosy.train.step import Diverged, Outcome, Step, loss_text
+from argosy.train.step import Diverged, Outcome, Step
 from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
@@ -74,11 +74,11 @@ class Run:
         self.saves = Saves(self.directory, save_every, save_every_s, keep)
         memory = here().memory
         self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
-        self._once = Once(memory if self.pocket else None, self.rank)
+        self.once = Once(memory if self.pocket else None, self.rank)
         self.mending = Mending(self)
         self.parent = parse_parent(parent)
         self.recheck = Recheck(recheck)
-        self._parallel = Parallel()
+        self.parallel = Parallel()
         self._log: Log | None = None
         self.recent: list[Row] = []
         self._line = Line()
@@ -162,7 +162,7 @@ class Run:
         self._until = until
         with self._hopeless():
             self.tracked.check_optimizers()
-            self._parallel.find(self.tracked.modules.values())
+            self.parallel.find(self.tracked.modules.values())
             if self._is_finished():
                 return
             self.wish.listen()
@@ -200,13 +200,6 @@ class Run:
         if loader not in self.tracked.others.values():
             self._ledger.use(loader)
 
-    def exchange_gradients(self, wanted: bool) -> None:
-        """Whether the next backward pass is exchanged with other ranks."""
-        self._parallel.exchange_gradients(wanted)
-
-    def once(self, number: int, name: str, make: Callable[[], Any]) -> Any:
-        return self._once.get(number, name, make)
-
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self.current is not None:
             self.current.before_update(optimizer)
@@ -225,15 +218,12 @@ class Run:
             self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
 
-    def wait_for_copy(self) -> None:
-        self.saves.wait_for_copy()
-
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
         self.step = step.number + 1
         for loader in step.loaders:
             loader.commit()
-        self._once.forget()
+        self.once.forget()
         if step.outcome is Outcome.REJECTED:
             self.say(f"step {step.number} was left out: a gradient or loss is not finite")
         if step.rows:
@@ -250,7 +240,7 @@ class Run:
         """An attempt did not count, because a rank is lost."""
         if self.crew.kind != "replaceable":
             raise loss or PeerLost("a rank", "its process is gone")
-        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss_text(loss)}")
+        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss or 'a rank is lost'}")
 
     def distrust(self, number: int) -> None:
         """This rank computed a step twice and got different gradients: another process takes its place."""
@@ -305,10 +295,11 @@ class Run:
             view = self.crew.meet(lambda: self.wish.is_urgent)
             self.wish.check()
             self.mending.heal(view)
-        except (PeerLost, DeadlinePassed, Superseded) as error:
+        except NobodyCame:
             self.wish.check()
-            if isinstance(error, DeadlinePassed) and "replacement" in error.what:
-                raise
+            raise
+        except (PeerLost, DeadlinePassed, Superseded):
+            self.wish.check()
             return False
         if self._lost_at is not None:
             since, what = self._lost_at
@@ -336,10 +327,6 @@ class Run:
         if self.rank == 0:
             self._open_log().write(WentBack(step, time.time()))
         self.recent = [row for row in self.recent if row.step <= step]
-
-    def parallel_begin(self) -> None:
-        """Where DDP's constructor could not reach the other ranks yet."""
-        self._parallel.begin_alike()
 
     def _open_log(self) -> Log:
         if self._log is None:
@@ -373,14 +360,8 @@ class Run:
     def _leave(self, reached: bool) -> bool:
         """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
         durable = self.saves.finish(self)
-        latch = self.crew.latched()
-        if latch is not None:
-            latch.__enter__()
-        try:
+        with self.crew.latched() or nullcontext() as latch:
             together = self.crew.ask([int(durable)], latch)
-        finally:
-            if latch is not None:
-                latch.__exit__(None, None, None)
         if together is None or not together[0]:
             self.saves.forget()
             return False

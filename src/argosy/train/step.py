@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from argosy.collective import CollectiveMismatch
-from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.core import ArgosyError, ConfigError
 from argosy.data import Loader, seed_generators
 from argosy.train.tracking import Capsule, local
 
@@ -83,7 +83,7 @@ class Step:
             assert handed is not None
             seed_generators(self._run.seed, self.number, handed.position - data.cursor)
             self.scale = handed.count * data.size / data.samples
-            self._run.exchange_gradients(number == pieces - 1)
+            self._run.parallel.exchange_gradients(number == pieces - 1)
             yield batch
 
     def batch(self, data: Loader) -> Any:
@@ -104,7 +104,7 @@ class Step:
 
     def once(self, name: str, make: Any) -> Any:
         """The value of `make()`, made once: the same on every attempt at this step."""
-        return self._run.once(self.number, name, make)
+        return self._run.once.get(self.number, name, make)
 
     def check(self, loss: Any) -> None:
         """Leave this step out, on all ranks, if `loss` is not finite."""
@@ -124,7 +124,7 @@ class Step:
         run.current = self
         self._light = run.tracked.capture_light()
         if self.rehearsal or run.undo:
-            run.wait_for_copy()
+            run.saves.wait_for_copy()
             found = run.tracked.capture()
             self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
         for optimizer in run.tracked.optimizers.values():
@@ -169,19 +169,26 @@ class Step:
         """
         run = self._run
         differs = run.recheck.differs(self.number)
-        lost = self._latch is not None and self._latch.loss is not None
-        if differs is None and not lost:
+        if differs is None and not self._lost:
             self.outcome = Outcome.COMPARED
             raise Abandoned(self.outcome.value)
-        if differs and not lost:
+        if differs and not self._lost:
             run.distrust(self.number)
+
+    @property
+    def _late(self) -> bool:
+        """Whether data were exchanged after the first update."""
+        return self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
+
+    @property
+    def _lost(self) -> bool:
+        return self._latch is not None and self._latch.loss is not None
 
     def _vote(self) -> None:
         run = self._run
         run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
-        late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
         applies = int(self._updates > 0)
-        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(late)]
+        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(self._late)]
         try:
             answer = run.crew.ask(mine, self._latch)
         except CollectiveMismatch as error:
@@ -209,8 +216,7 @@ class Step:
             if error is None and self.outcome is Outcome.OPEN and not self.rehearsal:
                 self._vote()
         finally:
-            late = self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
-            lost = self._latch is not None and self._latch.loss is not None
+            late, lost = self._late, self._lost
             if self._latch is not None:
                 self._latch.__exit__(None, None, None)
             run.current = None
@@ -260,10 +266,3 @@ def _finite(optimizer: Any) -> bool:
     if torch.isfinite(total):  # What is not finite stays so in a sum; large numbers may only seem to be.
         return True
     return all(bool(torch.isfinite(part).all()) for part in gradients)
-
-
-def loss_text(loss: ArgosyError | None) -> str:
-    """Who was lost, and why, in a few words."""
-    if isinstance(loss, PeerLost):
-        return str(loss)
-    return str(loss) if loss is not None else "a rank is lost"

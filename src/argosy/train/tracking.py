@@ -157,6 +157,11 @@ def local(tensor: Tensor) -> Tensor:
     return cast(Any, found).to_local() if hasattr(found, "to_local") else found
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, in row-major order."""
+    return tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data
+
+
 def take_apart(name: str, tree: Any, tensors: dict[str, Tensor]) -> Any:
     """Put the tensors of a tree into `tensors`, and return the rest with references to them."""
     if isinstance(tree, Tensor):
