@@ -18,7 +18,7 @@ from argosy.core import ArgosyError, DeadlinePassed
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
-    from argosy.process import StopRun, ask, connect_agent, find_living, list_runs
+    from argosy.process import StopRun, ask, find_living, list_runs, reach_agent
 
     check_seconds("grace", grace)
     if everything:
@@ -28,7 +28,7 @@ def command(run: str | None, everything: bool, grace: float | None, dry_run: boo
         return
     living = find_living(run or "last")
     if not dry_run:
-        ask(connect_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
+        ask(reach_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
         wait_until_gone(living.directory)
     report([living.name], False, dry_run=dry_run, as_json=as_json)
 
