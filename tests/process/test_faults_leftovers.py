@@ -49,7 +49,7 @@ def test_a_detached_run_outlives_warden_zygote_and_agent_killed_one_after_anothe
     assert desk.ps("tough")["code"] == 6
 
 
-def test_ps_and_why_say_of_a_run_between_two_agents_that_it_goes_on_and_of_one_without_any_that_it_is_lost(
+def test_ps_and_why_say_of_a_run_between_two_agents_that_it_goes_on_and_else_that_it_is_lost(
     desk: Console,
 ):
     assert desk.argosy("run", "-d", "-n", "2", "--name", "between", "waits.py").code == 0
