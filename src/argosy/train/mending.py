@@ -128,12 +128,12 @@ class Mending:
         run = self._run
         self._find_holders()
         try:
-            found = self._restore(run.directory, None)
+            found = self.restore(run.directory, None)
         except StepNotFound:
             if run.parent is None:
                 run.step = 0
                 return
-            found = self._restore(*run.parent)
+            found = self.restore(*run.parent)
             found.source = f"{run.parent[0]}, {found.source}"
         if found.kept:
             raise ConfigError(
@@ -143,7 +143,8 @@ class Mending:
         if not quiet:
             run.restored(found.step, found.source)
 
-    def _restore(self, directory: Path, step: int | None) -> Restored:
+    def restore(self, directory: Path, step: int | None) -> Restored:
+        """The state of a step, from a directory."""
         try:
             return restore(directory, into=state_of(self._run), step=step, partial=bool(self.holders))
         except ConfigError as error:
