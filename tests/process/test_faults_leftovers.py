@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from console import Console, said, until
@@ -30,9 +31,23 @@ def test_stop_all_ends_a_zygote_whose_warden_and_agent_were_killed(desk: Console
     (desk.cwd / "go").touch()
     assert desk.argosy("run", "--name", "first", "waits.py").code == 0
     zygote, warden, agent = (daemon(desk, what) for what in ("zygote", "warden", "agent"))
-    os.kill(warden, signal.SIGKILL)  # First, or it would start another agent.
-    kill(agent)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stopped first, so that none replaces the other.
+        for pid in (warden, agent):
+            os.kill(pid, number)
+    until(lambda: gone(warden) and gone(agent), "the end of both")
     assert desk.argosy("stop", "--all").code == 0
+    assert gone(zygote)
+
+
+def test_stop_all_goes_on_when_the_warden_is_killed_at_its_end(desk: Console, tmp_path: Path):
+    (desk.cwd / "go").touch()
+    assert desk.argosy("run", "waits.py").code == 0
+    warden, agent, zygote = (daemon(desk, what) for what in ("warden", "agent", "zygote"))
+    os.kill(warden, signal.SIGSTOP)
+    stop = desk.start("stop", "--all", out=tmp_path / "out")
+    until(lambda: gone(agent), "the end of the agent")
+    os.kill(warden, signal.SIGKILL)
+    assert stop.wait(60) == 0
     assert gone(zygote)
 
 
@@ -67,8 +82,10 @@ def test_ps_and_why_say_of_a_run_between_two_agents_that_it_goes_on_and_else_tha
     assert [rank["pid"] for rank in seen["ranks"]] == pids
     assert "runs well: 2 ranks" in why
     assert "its supervisor is being replaced" in why
-    for pid in [daemon(desk, what) for what in ("warden", "zygote", "agent")]:
-        os.kill(pid, signal.SIGKILL)
+    daemons = [daemon(desk, what) for what in ("warden", "zygote", "agent")]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stopped first, so that none replaces another.
+        for pid in daemons:
+            os.kill(pid, number)
     until(lambda: all(gone(pid) for pid in pids), "the end of the ranks")
     assert desk.ps("between")["state"] == "lost"
     assert "lost: 2 ranks" in desk.argosy("why", "between").text

@@ -10,7 +10,7 @@ from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.between import runs_between
 from argosy.process.host.daemons import start_warden
-from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, ToClient, to_client
+from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, Shutdown, ToClient, to_client
 from argosy.process.run.rundir import find_run
 
 START_S = 20.0
@@ -65,6 +65,24 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
     if isinstance(answer, Refused):
         raise ConfigError(answer.reason, hint=answer.hint)
     return answer
+
+
+def end_daemons(by: str, timeout_s: float) -> None:
+    """Let the daemons stop all runs and end, and wait for that.
+
+    Raises:
+        PeerLost: they are being killed; what they left is there for the next ones to remove.
+        DeadlinePassed: they have not ended.
+    """
+    agent = reach_agent()
+    warden = connect(runtime_dir() / "warden.sock", to_client, "the warden")
+    try:
+        ask(agent, Shutdown(by))
+        with contextlib.suppress(PeerLost):
+            warden.wait(timeout_s)  # It says nothing, and closes the link when it ends.
+    finally:
+        agent.close()
+        warden.close()
 
 
 def list_runs() -> Runs:
