@@ -27,19 +27,7 @@ def test_stop_all_ends_a_zygote_whose_warden_was_killed(desk: Console):
     assert gone(zygote)
 
 
-def test_stop_all_ends_a_zygote_whose_warden_and_agent_were_killed(desk: Console):
-    (desk.cwd / "go").touch()
-    assert desk.argosy("run", "--name", "first", "waits.py").code == 0
-    zygote, warden, agent = (daemon(desk, what) for what in ("zygote", "warden", "agent"))
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stopped first, so that none replaces the other.
-        for pid in (warden, agent):
-            os.kill(pid, number)
-    until(lambda: gone(warden) and gone(agent), "the end of both")
-    assert desk.argosy("stop", "--all").code == 0
-    assert gone(zygote)
-
-
-def test_stop_all_goes_on_when_the_warden_is_killed_at_its_end(desk: Console, tmp_path: Path):
+def test_stop_all_goes_on_when_the_warden_is_killed_and_only_a_zygote_is_left(desk: Console, tmp_path: Path):
     (desk.cwd / "go").touch()
     assert desk.argosy("run", "waits.py").code == 0
     warden, agent, zygote = (daemon(desk, what) for what in ("warden", "agent", "zygote"))
