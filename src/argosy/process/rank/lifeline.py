@@ -53,12 +53,15 @@ class Lifeline:
     def zygotes(self) -> list[int]:
         """The pids of all zygotes that hold it, also of those whose warden was killed."""
         pids: list[int] = []
+        begin = 0
         while True:
-            ask = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, pids[-1] + 1 if pids else 0, 0, 0)
-            kind, _, _, _, pid = struct.unpack(_LOCK, fcntl.fcntl(self._fd, fcntl.F_GETLK, ask))
+            ask = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, begin, 0, 0)
+            kind, _, start, _, pid = struct.unpack(_LOCK, fcntl.fcntl(self._fd, fcntl.F_GETLK, ask))
             if kind == fcntl.F_UNLCK:
                 return pids
-            pids.append(pid)
+            begin = start + 1
+            if pid > 0:  # Else it is of another namespace.
+                pids.append(pid)
 
 
 def tie_lifeline(runtime: Path) -> None:
