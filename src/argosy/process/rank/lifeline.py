@@ -53,15 +53,20 @@ class Lifeline:
     def zygotes(self) -> list[int]:
         """The pids of all zygotes that hold it, also of those whose warden was killed."""
         pids: list[int] = []
-        begin = 0
-        while True:
-            ask = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, begin, 0, 0)
+        ranges = [(0, 0)]  # First byte and length; 0 is up to the end.
+        while ranges:
+            begin, length = ranges.pop()
+            ask = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, begin, length, 0)
             kind, _, start, _, pid = struct.unpack(_LOCK, fcntl.fcntl(self._fd, fcntl.F_GETLK, ask))
             if kind == fcntl.F_UNLCK:
-                return pids
-            begin = start + 1
+                continue
             if pid > 0:  # Else it is of another namespace.
                 pids.append(pid)
+            # The kernel tells one of those in the range, not always the first: ask on both sides of it.
+            after = start + 1
+            ranges += [(begin, start - begin)] * (start > begin)
+            ranges += [(after, begin + length - after if length else 0)] * (not length or begin + length > after)
+        return pids
 
 
 def tie_lifeline(runtime: Path) -> None:
