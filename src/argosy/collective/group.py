@@ -268,11 +268,13 @@ class Group(dist.ProcessGroup):
             return list(words)
         if self.loss is not None:
             raise self.loss
-        found = torch.tensor(words, dtype=torch.int64)
-        options = reduction_options("MIN")
-        plan = plans.all_reduce("vote", [found], reduction_code(options), ("allreduce", ([found], options)))
-        self._carry_out(plan, self._timeout.total_seconds())
-        return [int(word) for word in found]
+        assert self._inside is not None
+        ballot = self._inside.ballot(words)
+        if self._inside.engine is None:
+            self._through_gloo(self._inside, ballot.through_gloo())
+        else:
+            self._inside.engine.run(ballot.wish, [ballot.part], [ballot.part], self._timeout.total_seconds())
+        return ballot.words.tolist()
 
     def shutdown(self) -> None:
         self._queue.close()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.collective.engine import Engine
+from argosy.collective.plans import Ballot
 from argosy.collective.postman import Postman
 from argosy.collective.rendezvous import Meeting, meet
 
@@ -23,6 +24,7 @@ class Inside:
         self.engine: Engine | None = None
         self._postman: Postman | None = None
         self._gloo: Any = None
+        self._ballot: Ballot | None = None
         self._lock = threading.Lock()
 
     def open(self, ranks: Sequence[int], timeout_s: float, give_up: Callable[[], bool] | None) -> None:
@@ -38,6 +40,13 @@ class Inside:
             if not tensor.is_cpu or tensor.layout is not torch.strided:
                 return False
         return True
+
+    def ballot(self, words: Sequence[int]) -> Ballot:
+        """These words, ready for a vote."""
+        if self._ballot is None or len(self._ballot.words) != len(words):
+            self._ballot = Ballot(len(words))
+        self._ballot.words[:] = words
+        return self._ballot
 
     def postman(self) -> Postman:
         with self._lock:
