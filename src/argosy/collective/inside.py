@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from argosy.collective.engine import Engine
-from argosy.collective.plans import Ballot
+from argosy.collective.plans import Ballot, Plan
 from argosy.collective.postman import Postman
 from argosy.collective.rendezvous import Meeting, meet
+from argosy.core import DeadlinePassed, PeerLost
 
 
 class Inside:
@@ -63,6 +64,18 @@ class Inside:
                 store = dist.PrefixStore(f"argosy/gloo/{meeting.generation}", self._store)
                 self._gloo = dist.ProcessGroupGloo(store, meeting.rank, meeting.size, timeout=self._timeout)
             return self._gloo
+
+    def through_gloo(self, plan: Plan) -> None:
+        method, arguments = plan.gloo
+        try:
+            getattr(self.gloo(), method)(*arguments).wait()
+        except RuntimeError as error:
+            text = str(error)
+            if any(sign in text for sign in ("onnection", "ocket", "eer")):
+                raise PeerLost("a peer", text) from error
+            if "imed out" in text:
+                raise DeadlinePassed(f"{plan.name}: {text}", self._timeout.total_seconds()) from error
+            raise
 
     def close(self) -> None:
         if self._postman is not None:

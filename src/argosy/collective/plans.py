@@ -118,7 +118,7 @@ class Ballot:
         self.part: Part = (self._words.data_ptr(), self._words.nbytes)
         self.wish = Wish(Kind.ALL_REDUCE, "vote", dtype_code(torch.int64), _MINIMUM)
 
-    def through_gloo(self) -> Plan:
+    def plan(self) -> Plan:
         return all_reduce("vote", [self._words], _MINIMUM, ("allreduce", ([self._words], reduction_options("MIN"))))
 
 
