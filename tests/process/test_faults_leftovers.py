@@ -52,17 +52,23 @@ def test_a_detached_run_outlives_warden_zygote_and_agent_killed_one_after_anothe
     assert desk.ps("tough")["code"] == 6
 
 
-def test_ps_and_why_say_of_a_run_between_two_agents_that_it_goes_on_and_else_that_it_is_lost(
-    desk: Console,
-):
+def test_a_run_of_which_nobody_lives_is_lost_and_one_between_two_agents_is_not(desk: Console):
+    assert desk.argosy("run", "-d", "--name", "lost", "waits.py").code == 0
+    pids = [rank.pid for rank in ranks(desk, "lost", count=1)]
+    daemons = [daemon(desk, what) for what in ("warden", "zygote", "agent")]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stopped first, so that none replaces another.
+        for pid in daemons:
+            os.kill(pid, number)
+    until(lambda: all(gone(pid) for pid in (*pids, *daemons)), "the end of the rank")
+    assert desk.ps("lost")["state"] == "lost"
+    assert "lost: 1 rank" in desk.argosy("why", "lost").text
+
     assert desk.argosy("run", "-d", "-n", "2", "--name", "between", "waits.py").code == 0
     pids = [rank.pid for rank in ranks(desk, "between")]
-    warden = daemon(desk, "warden")
-    agent = daemon(desk, "agent")
+    warden, agent = daemon(desk, "warden"), daemon(desk, "agent")
     os.kill(warden, signal.SIGSTOP)  # Nobody starts the next agent meanwhile.
     try:
-        os.kill(agent, signal.SIGKILL)
-        until(lambda: gone(agent), "the end of the agent")
+        kill(agent)
         seen, why = desk.ps("between"), desk.argosy("why", "between").text
     finally:
         os.kill(warden, signal.SIGCONT)
@@ -70,13 +76,6 @@ def test_ps_and_why_say_of_a_run_between_two_agents_that_it_goes_on_and_else_tha
     assert [rank["pid"] for rank in seen["ranks"]] == pids
     assert "runs well: 2 ranks" in why
     assert "its supervisor is being replaced" in why
-    daemons = [daemon(desk, what) for what in ("warden", "zygote", "agent")]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # Stopped first, so that none replaces another.
-        for pid in daemons:
-            os.kill(pid, number)
-    until(lambda: all(gone(pid) for pid in pids), "the end of the ranks")
-    assert desk.ps("between")["state"] == "lost"
-    assert "lost: 2 ranks" in desk.argosy("why", "between").text
 
 
 def test_a_run_whose_runtime_directory_is_removed_ends_and_says_so(desk: Console):
