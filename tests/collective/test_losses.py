@@ -65,6 +65,42 @@ dist.all_reduce(x := torch.ones(3))
 assert x[0] == size
 """
 
+REJECTED = """
+form()
+calls = [
+    lambda: dist.all_gather([torch.empty(2)] * (size - 1), torch.ones(2)),
+    lambda: dist.reduce_scatter(torch.empty(2), [torch.ones(2)] * (size + 1)),
+    lambda: dist.all_to_all([torch.empty(2)] * size, [torch.ones(2)] * (size - 1)),
+    lambda: dist.broadcast(torch.ones(2), 99),
+    lambda: dist.reduce(torch.ones(2), 99),
+    lambda: dist.scatter(torch.empty(2), [torch.ones(2)] if rank == 0 else None, 0) if rank == 0 else int("x"),
+]
+for call in calls:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        print(error)
+dist.all_reduce(x := torch.ones(3))
+assert x[0] == size
+"""
+
+LEFT = """
+import os, signal, threading
+from argosy.core import PeerLost
+form()
+told = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+dist.barrier()
+if rank == 0:
+    told.wait(["interrupted"])
+else:
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    dist.all_reduce(torch.ones(3))
+except (PeerLost, KeyboardInterrupt) as error:
+    print(type(error).__name__, error)
+told.set("interrupted", "")
+"""
+
 STOPPED = """
 import os, signal, threading, time
 world = form()
@@ -180,6 +216,24 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bo
     )
     assert "broadcast #3 of float32 with root 0 at script.py:7" in lines[2]
     assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
+
+
+def test_arguments_that_cannot_be_are_told_to_the_caller_and_the_group_goes_on():
+    lines = crew(REJECTED, 3)[0].splitlines()
+    assert lines == [
+        "all_gather: 2 output tensors for a group of 3 ranks",
+        "reduce_scatter: 4 input tensors for a group of 3 ranks",
+        "all_to_all: 2 input tensors for a group of 3 ranks",
+        "broadcast: no rank 99 in a group of 3 ranks",
+        "reduce: no rank 99 in a group of 3 ranks",
+        "scatter: 1 input tensors for a group of 3 ranks",
+    ]
+
+
+def test_a_rank_that_is_interrupted_in_an_operation_is_named():
+    first, interrupted = crew(LEFT, 2)
+    assert interrupted == "KeyboardInterrupt \n"
+    assert first == "PeerLost rank 1 is lost: it left all_reduce: KeyboardInterrupt\n"
 
 
 def test_a_rank_that_was_stopped_for_a_second_is_not_lost():

@@ -45,7 +45,7 @@ class Engine:
             try:
                 code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
             except BaseException as error:  # a signal's: the others must not wait for this rank
-                self.abort(f"rank {self._ranks[self.rank]} left {wish.name}: {type(error).__name__}")
+                self.abort(f"it left {wish.name}: {type(error).__name__}", self.rank + 1)
                 raise
             if code == 0:
                 return

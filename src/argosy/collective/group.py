@@ -24,7 +24,15 @@ import torch
 import torch.distributed as dist
 
 from argosy.collective import plans, registry
-from argosy.collective.arguments import check_whole, hide_from_dynamo, reduction_code, reduction_options, seconds, split
+from argosy.collective.arguments import (
+    check_one_per_rank,
+    check_whole,
+    hide_from_dynamo,
+    reduction_code,
+    reduction_options,
+    seconds,
+    split,
+)
 from argosy.collective.inside import Inside
 from argosy.collective.latch import Latch
 from argosy.collective.layouts import layout_of, models_of
@@ -413,6 +421,8 @@ class Group(dist.ProcessGroup):
         return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, gloo), opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        check_one_per_rank("all_to_all", "output", outputs, self.size())
+        check_one_per_rank("all_to_all", "input", inputs, self.size())
         plan = plans.all_to_all(outputs, inputs, list(outputs), ("alltoall", (outputs, inputs)))
         return self._issue(plan, opts)
 
