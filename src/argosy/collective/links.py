@@ -21,6 +21,7 @@ from argosy.core import ArgosyError, PeerLost
 _LINE_MAX = 500
 _ACCEPT_S = 0.02
 _CONNECT_S = 10.0
+_GUEST_S = 2.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 _BYE, _GIVE_UP = "bye", "give up "
 
@@ -65,8 +66,8 @@ class Door:
                     except TimeoutError:
                         look()
                         continue
-                    word, _, said = _first_line(guest).partition(" ")
-                    if secrets.compare_digest(word, self._word) and said.isdigit():
+                    word, _, said = _first_line(guest).partition(b" ")
+                    if secrets.compare_digest(word, self._word.encode()) and said.isdigit():
                         links[int(said)] = guest
                     else:
                         guest.close()
@@ -90,14 +91,14 @@ def _knock(peer: int, place: str, rank: int) -> socket.socket:
     return link
 
 
-def _first_line(guest: socket.socket) -> str:
+def _first_line(guest: socket.socket) -> bytes:
     """What a guest says first, or nothing if it keeps silent."""
-    guest.settimeout(_CONNECT_S)
+    guest.settimeout(_GUEST_S)
     raw = b""
     with suppress(OSError):
         while not raw.endswith(b"\n") and len(raw) < _LINE_MAX and (more := guest.recv(1)):
             raw += more
-    return raw.decode(errors="replace").strip()
+    return raw.strip()
 
 
 class Links:
