@@ -10,7 +10,7 @@ import msgspec
 import argosy
 from argosy.checkpoint.arranging import segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import ROOT, Draft, Entry, Index, Root, unseal
+from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Index, Root, unseal
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
@@ -79,8 +79,12 @@ class Committer:
         self._pending = ""
         self._previous = {(each.name, str(each.box)): each for each in entries}
         if self.rank == 0:
-            with suppress(OSError):  # What could not be deleted now is deleted next time.
+            try:
                 self.prune()
+            except OSError:
+                pass  # What could not be deleted now is deleted next time.
+            except CorruptShard as error:
+                self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")
 
     def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
         """The entries of the index, some of them in older files, and how much of the arena to write."""
@@ -173,11 +177,17 @@ class Committer:
 
 
 def read_pins(files: Files) -> set[int]:
-    """The steps that are pinned."""
+    """The steps that are pinned.
+
+    Raises:
+        CorruptShard: the file is altered; whoever deletes must not guess.
+    """
     try:
         return set(msgspec.json.decode(files.read(PINS), type=list[int]))
     except FileNotFoundError:
         return set()
+    except NO_JSON as error:
+        raise CorruptShard(PINS, "the pinned steps", "a list of numbers", str(error)) from error
 
 
 def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Mapping[str, str]]:

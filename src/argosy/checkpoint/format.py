@@ -23,6 +23,8 @@ T = TypeVar("T")
 FORMAT = 1
 BLOCK = 4096
 ROOT = "root.json"
+NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises where a flipped bit made it no JSON, or no text at all."""
 _NAME = re.compile(r"step-(\d{12})-([0-9a-f]+)")
 
 
@@ -179,7 +181,7 @@ def unseal(data: bytes, path: str) -> Root:
     """
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise CorruptShard(path, "the root manifest", "JSON", str(error)) from error
     body = bytes(sealed.body)
     if digest(body) != sealed.digest:
