@@ -59,6 +59,16 @@ def run(work: str, rank: int) -> None:
     assert "a state is a module" in text
     raised(lambda: restore(f"{work}/nothing" if rank else f"{work}/run", into=model, timeout_s=60), StepNotFound)
 
+    # Statistics of each rank's own batches: all are saved as rank 0 has them, not some of each rank.
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(3) for _ in range(4))
+    for norm in norms:
+        norm.running_mean.fill_(rank + 1)
+        norm.running_var.fill_(rank + 1)
+    with Saver(f"{work}/norms") as saver:
+        saver.save(norms, 1).wait(60)
+    restore(f"{work}/norms", into=norms, timeout_s=60)
+    assert all(float(norm.running_mean[0]) == float(norm.running_var[0]) == 1.0 for norm in norms)
+
     # A rank that does not come is named at the deadline.
     if rank == 0:
         text = raised(lambda: restore(f"{work}/run", into=model, timeout_s=1), DeadlinePassed)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,12 +157,13 @@ def test_a_state_without_tensors(tmp_path: Path):
     assert into == {"epoch": 1}
 
 
-def test_many_small_tensors(tmp_path: Path):
-    arrays = {f"t{i}": np.full(3, i, np.int32) for i in range(5000)}
+def test_a_hundred_thousand_tensors(tmp_path: Path):
+    arrays = {f"t{i}": np.full(3, i, np.int32) for i in range(100_000)}
     with saver(tmp_path) as keeper:
-        keeper.save(arrays, 1).wait(60)
+        keeper.save(arrays, 1).wait(90)
     found = restore(tmp_path).tensors
-    assert all(found[f"t{i}"].tolist() == [i] * 3 for i in range(0, 5000, 97))
+    assert len(found) == 100_000
+    assert all(found[f"t{i}"].tolist() == [i] * 3 for i in range(0, 100_000, 97))
 
 
 def test_another_model_is_refused_and_left_alone(tmp_path: Path):
@@ -320,18 +322,71 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
         assert restore(tmp_path, into=trained(0)).step == 100
 
 
-def test_keep_last_best_tags_and_pins(tmp_path: Path):
+def saved_steps(path: Path, keep: list[object], metrics: list[dict[str, float]], **options: object) -> list[int]:
+    """The steps that are left when step 1, 2, … were saved with these metrics."""
+    with saver(path, keep=keep) as keeper:
+        for number, metric in enumerate(metrics, start=1):
+            keeper.save(torch.nn.Linear(2, 2), number, metrics=metric, **options).wait(30)
+    return steps_of(path)
+
+
+def test_keep_best_keeps_the_lowest_or_the_highest(tmp_path: Path):
+    losses = [{"val": value} for value in (5.0, 1.0, 4.0, float("nan"), 2.0, 6.0)]
+    assert saved_steps(tmp_path / "low", [KeepBest("val", 2)], losses) == [2, 5, 6]  # The newest is kept always.
+    assert saved_steps(tmp_path / "high", [KeepBest("val", 2, highest=True)], losses) == [1, 6]
+    assert saved_steps(tmp_path / "both", [KeepLast(2), KeepBest("val", 1)], losses) == [2, 5, 6]
+    without = [{}, {"val": 3.0}, {}, {}]
+    assert saved_steps(tmp_path / "some", [KeepBest("val", 1)], without) == [2, 4]
+
+
+def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
     model = torch.nn.Linear(2, 2)
-    with saver(tmp_path, keep=[KeepLast(2), KeepBest("val", 1)]) as keeper:
-        for number, value in enumerate([5.0, 1.0, 4.0, 3.0, 2.0, 6.0], start=1):
-            keeper.save(model, number, metrics={"val": value}, tag="first" if number == 1 else None).wait(30)
+    with saver(tmp_path, keep=[KeepLast(2)]) as keeper:
+        for number in range(1, 7):
+            keeper.save(model, number, tag="first" if number == 1 else None).wait(30)
             if number == 3:
                 keeper.pin(3)
-        assert steps_of(tmp_path) == [1, 2, 3, 5, 6]
+        assert steps_of(tmp_path) == [1, 3, 5, 6]
         keeper.unpin(3)
         keeper.save(model, 7).wait(30)
+    assert steps_of(tmp_path) == [1, 6, 7]
+
+
+def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):
+    said: list[str] = []
+    model = torch.nn.Linear(2, 2)
+    with saver(tmp_path, keep=[KeepLast(1)], say=said.append) as keeper:
+        keeper.save(model, 1).wait(30)
+        keeper.pin(1)
+        (tmp_path / "checkpoints/pins.json").write_bytes(b"[\xb1]")
+        keeper.save(model, 2).wait(30)
+        keeper.save(model, 3).wait(30)
         keeper.flush()
-    assert steps_of(tmp_path) == [1, 2, 6, 7]
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert "nothing is deleted: digest mismatch in pins.json" in said[0]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path):
+    state = trained(1)
+    with saver(tmp_path) as keeper:
+        keeper.save(state, 1).wait(30)
+    next((tmp_path / "checkpoints").glob("step-*/rank-00000.safetensors")).unlink()
+    with pytest.raises(CorruptShard, match=r"rank-00000.safetensors: the segment: expected \d+ bytes, read no such file"):
+        restore(tmp_path, into=state, step=1)
+
+
+def test_a_directory_that_is_removed_is_made_again(tmp_path: Path):
+    """With all that the next step needs: what did not change is written again, not referred to."""
+    state = trained(1)
+    with saver(tmp_path / "run") as keeper:
+        keeper.save(state, 1).wait(30)
+        keeper.save(state, 2).wait(30)
+        shutil.rmtree(tmp_path / "run")
+        keeper.save(state, 3).wait(30)
+        assert json.loads((tmp_path / "run/checkpoints/owner.json").read_text())["pid"] == os.getpid()
+    other = trained(0)
+    assert restore(tmp_path / "run", into=other).step == 3
+    assert content(other) == content(state)
 
 
 def test_unchanged_tensors_are_referred_to_and_kept(tmp_path: Path):

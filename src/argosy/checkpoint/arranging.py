@@ -1,4 +1,7 @@
-"""Decide which rank writes which box, and where each lies in its segment. Pure, and the same on every rank."""
+"""Decide which rank writes which box, and where each lies in its segment. Pure, and the same on every rank.
+
+A1  Buffers may differ between ranks (BatchNorm's do): all that are replicated are the first rank's, never some of each.
+"""
 
 from collections.abc import Collection, Sequence
 from math import prod
@@ -47,8 +50,9 @@ def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
             found += [Share(name, unit.name, member, piece, piece.box) for piece in held(member, state.rank)]
             continue
         for box, pieces in layout.replicas.items():
-            for part in _portions(box, len(pieces), member.itemsize):
-                writer = min(pieces, key=lambda piece: (loads[piece.rank], piece.rank))
+            holders = (min(pieces, key=lambda piece: piece.rank),) if member.role == "buffer" else pieces  # A1
+            for part in _portions(box, len(holders), member.itemsize):
+                writer = min(holders, key=lambda piece: (loads[piece.rank], piece.rank))
                 loads[writer.rank] += part.cells * member.itemsize
                 if writer.rank == state.rank:
                     found.append(Share(name, unit.name, member, writer, part))

@@ -1,7 +1,8 @@
 """Perform the commit of one rank: its segment and index, then on rank 0 the root when all ranks are there."""
 
+import errno
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,13 +94,22 @@ class Committer:
         for each in tail:
             old = self._previous.get((each.name, str(each.box)))
             if old is None or (old.sums, old.dtype, old.shape) != (each.sums, each.dtype, each.shape):
-                return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
+                break
             known[id(each)] = old
+        if len(known) < len(tail) or not self._are_there({each.file for each in known.values()}):
+            return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
         head = sorted((each for each in draft.entries if id(each) not in known), key=lambda each: each.offset)
         text = segment_header(head, draft.room)
         arena[: len(text)] = text
         entries = [known.get(id(each), each) for each in draft.entries]
         return entries, draft.border if any(each.bytes for each in head) else 0
+
+    def _are_there(self, older: Iterable[str]) -> bool:
+        """Whether nobody removed the files that would be referred to."""
+        try:
+            return all(self.store.files.size(file) for file in older)
+        except OSError:
+            return False
 
     def _write_rank(
         self, draft: Draft, arena: memoryview, entries: list[Entry], size: int, attempt: int
@@ -117,8 +127,7 @@ class Committer:
     def _write_root(self, draft: Draft) -> None:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]
         indexes = [(path, self._await(draft, path)) for path in paths]
-        if self.owner is not None and read_owner(self.store) != self.owner:
-            raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
+        self._hold()
         root = Root(
             step=draft.step,
             session=draft.name.rpartition("-")[2],
@@ -131,6 +140,16 @@ class Committer:
         )
         self.store.perform(plan_root(draft.name, make_root(root, indexes)), None, self.before)
 
+    def _hold(self) -> None:
+        """See to it that the directory is still this run's; if it was removed and made again, take it again."""
+        if self.owner is None:
+            return
+        other = read_owner(self.store)
+        if other is None:
+            take(self.store, self.owner.session)
+        elif other != self.owner:
+            raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
+
     def _await_root(self, draft: Draft) -> None:
         path = f"{draft.name}/{ROOT}"
         unseal(self._await(draft, path), path)
@@ -142,10 +161,14 @@ class Committer:
         while True:
             with suppress(FileNotFoundError):
                 return self.store.files.read(path)
-            for name in self.store.files.listdir(draft.name):
+            names = self.store.files.listdir(draft.name)
+            for name in names:
                 if name.endswith(".failed"):
                     reason = self.store.files.read(f"{draft.name}/{name}").decode()
                     raise PeerLost(name.removesuffix(".failed").replace("-", " "), reason)
+            if index_name(self.rank) not in names:  # What this rank wrote itself is gone: nobody waits for the rest.
+                where = f"{self.store.name}/{draft.name}"
+                raise FileNotFoundError(errno.ENOENT, "removed while it was written", where)
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"waiting for {path}", self.ranks_timeout_s)
             time.sleep(pause)

@@ -201,12 +201,15 @@ class _Versioned(msgspec.Struct):
 
 
 def _decode(data: bytes, type_: type[T], path: str) -> T:
-    written = msgspec.json.decode(data, type=_Versioned).format
-    if written > FORMAT:
-        raise ConfigError(
-            f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
-        )
-    return msgspec.json.decode(data, type=type_)
+    try:
+        written = msgspec.json.decode(data, type=_Versioned).format
+        if written > FORMAT:
+            raise ConfigError(
+                f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
+            )
+        return msgspec.json.decode(data, type=type_)
+    except NO_JSON as error:
+        raise CorruptShard(path, "its form", type_.__name__, str(error)) from error
 
 
 def sums_text(sums: Sums) -> str:

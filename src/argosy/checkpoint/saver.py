@@ -4,6 +4,7 @@ saver = Saver("runs/x")
 saver.save({"model": model, "optimizer": optimizer}, step)
 """
 
+import math
 import queue
 import sys
 import time
@@ -152,7 +153,8 @@ class Saver:
         """Begin to save, and return at once; the next optimizer step waits until the copy is complete.
 
         `state` is what `restore` takes as `into`. A tagged step is kept until its tag is removed. While two saves
-        are under way the third waits for the first; with a keeper none waits for the disk.
+        are under way the third waits for the first; with a keeper none waits for the disk. Metrics that are no number
+        are not kept.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -180,7 +182,7 @@ class Saver:
             room=len(text),
             **said(described),
             tags=[tag] if tag else [],
-            metrics=dict(metrics or {}),
+            metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
         self._jobs.put(_Job(draft, snapshot, handle))
