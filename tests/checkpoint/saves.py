@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from checkpoint.disk import CrashingDisk, MemoryFiles
 
-from argosy.checkpoint.arranging import arrange, copies, entry, shares
-from argosy.checkpoint.format import CorruptShard, Index, Root, StepNotFound, step_name, sums_text
+from argosy.checkpoint.arranging import arrange, copies, entry, make_index, shares
+from argosy.checkpoint.format import CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
 from argosy.checkpoint.operations import Operation, index_name, make_root, plan_rank, plan_root, segment_name
 from argosy.checkpoint.reading import all_chunks, find_step
 from argosy.checkpoint.verifying import read_chunks
@@ -31,8 +31,8 @@ def rank_plan(step: int, rank: int, attempt: str) -> tuple[list[Operation], byte
     arena[: len(text)] = np.frombuffer(text, np.uint8)
     name = step_name(step, attempt)
     sums = [sums_text(s) for s in copy_boxes(copies(found[0], half.ctypes.data, arena.ctypes.data))]
-    index = Index(rank=rank, step=step, entries=[entry(found[0], f"{name}/{segment_name(rank)}", sums)])
-    data = msgspec.json.encode(index)
+    draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=len(text))
+    data = msgspec.json.encode(make_index(draft, [entry(found[0], f"{name}/{segment_name(rank)}", sums)]))
     return plan_rank(name, rank, size, data), arena.tobytes(), data
 
 

@@ -69,6 +69,12 @@ def run(work: str, rank: int) -> None:
     restore(f"{work}/norms", into=norms, timeout_s=60)
     assert all(float(norm.running_mean[0]) == float(norm.running_var[0]) == 1.0 for norm in norms)
 
+    # A plain tensor that only one rank has would be written by nobody: the save fails, and says so.
+    stages = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
+    with Saver(f"{work}/stages", say=lambda _: None) as saver:
+        text = raised(lambda: saver.save(stages, 1).wait(60), Exception)
+        assert "rank 1 has other plain tensors than rank 0" in text, text
+
     # A rank that does not come is named at the deadline.
     if rank == 0:
         text = raised(lambda: restore(f"{work}/run", into=model, timeout_s=1), DeadlinePassed)

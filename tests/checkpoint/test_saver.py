@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,10 @@ from argosy.checkpoint import (
     TornSnapshot,
     restore,
 )
+from argosy.checkpoint.arranging import shares
 from argosy.checkpoint.operations import Create, Operation, Sync, Write
 from argosy.core import ConfigError
+from argosy.transfer import Box, Layout, Member, State, Unit, describe, replicated
 
 
 def network() -> torch.nn.Module:
@@ -407,6 +411,39 @@ def test_unchanged_tensors_are_referred_to_and_kept(tmp_path: Path):
     restore(tmp_path, into={"model": other, "optimizer": torch.optim.AdamW(other[1].parameters())})
     assert torch.equal(other[0].weight, model[0].weight)
     assert torch.equal(other[1].weight, model[1].weight)
+
+
+def test_a2_each_box_has_one_writer_where_ranks_have_different_tensors():
+    """Stages of a pipeline, some tensors on several of them: ranks plan alone and agree."""
+    rng = random.Random(0)
+    for _ in range(50):
+        size = rng.randrange(2, 6)
+        layouts: dict[str, Layout] = {}
+        for i in range(rng.randrange(3, 30)):
+            holders = tuple(sorted(rng.sample(range(size), rng.randrange(1, size + 1))))
+            layouts[f"t{i}"] = replicated((rng.choice([3, 20_000, 20_000_000]),), holders)
+        written = Counter[tuple[str, Box]]()
+        cells = Counter[str]()
+        for rank in range(size):
+            units = {
+                name: Unit(name, {"parameter": Member("parameter", "parameter", "F32", layout)})
+                for name, layout in layouts.items()
+                if rank in layout.ranks
+            }
+            for share in shares(State(rank, size, units)):
+                written[share.name, share.box] += 1
+                cells[share.name] += share.box.cells
+        assert set(written.values()) == {1}
+        assert cells == {name: layout.shape[0] for name, layout in layouts.items()}
+
+
+def test_a1_buffers_are_one_ranks_and_the_rest_is_shared():
+    model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(20_000) for _ in range(6)))
+    writers: dict[str, set[int]] = {"buffer": set(), "parameter": set()}
+    for rank in (0, 1):
+        for share in shares(describe(model, ranks=(rank, 2))):
+            writers[share.member.role].add(rank)
+    assert writers == {"buffer": {0}, "parameter": {0, 1}}
 
 
 def test_segments_are_safetensors_files(tmp_path: Path):

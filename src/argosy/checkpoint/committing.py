@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 import argosy
-from argosy.checkpoint.arranging import segment_header
+from argosy.checkpoint.arranging import make_index, segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Index, Root, unseal
+from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Root, unseal
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
@@ -119,8 +119,7 @@ class Committer:
             msgspec.structs.replace(each, file=file) if each.file.startswith(f"{draft.name}/") else each
             for each in entries
         ]
-        index = Index(rank=self.rank, step=draft.step, entries=named, values=draft.values, units=draft.units)
-        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(index), attempt)
+        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(make_index(draft, named)), attempt)
         self.store.perform(operations, arena, self.before)
         return named
 

@@ -97,9 +97,22 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     rank: int
     step: int
+    shared: str = ""
+    """A digest of which tensors this rank takes to be on all ranks."""
+    needs: list[str] = []
+    """Directories of older steps that entries refer to."""
+    bytes: int = 0
     entries: list[Entry]
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+
+
+class IndexHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What the root needs of an index: the rest is skipped, not decoded."""
+
+    shared: str
+    needs: list[str]
+    bytes: int
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +129,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     room: int
     """The bytes of the segment's header."""
+    shared: str = ""
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
     tags: list[str] = []

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from argosy.checkpoint.format import BLOCK, ROOT, Index, Part, Root, digest, seal, step_of
+from argosy.checkpoint.format import BLOCK, ROOT, IndexHead, Part, Root, digest, seal, step_of
+from argosy.core import ConfigError
 
 WRITE_BYTES = 8 << 20
 
@@ -120,17 +121,27 @@ def plan_root(directory: str, root: Root) -> list[Operation]:
 
 
 def make_root(root: Root, indexes: Sequence[tuple[str, bytes]]) -> Root:
-    """The manifest over the indexes (path and bytes) of all ranks."""
+    """The manifest over the indexes (path and bytes) of all ranks.
+
+    Raises:
+        ConfigError: ranks do not agree on what all of them have, so some of it may be written by nobody.
+    """
     parts: list[Part] = []
     needs: set[str] = set()
     total = 0
-    for path, data in indexes:
+    shared = ""
+    for rank, (path, data) in enumerate(indexes):
         parts.append(Part(path, len(data), digest(data)))
-        for entry in msgspec.json.decode(data, type=Index).entries:
-            needs.add(entry.file.partition("/")[0])
-            total += entry.bytes
-    own = indexes[0][0].partition("/")[0]
-    return msgspec.structs.replace(root, parts=parts, needs=sorted(needs - {own}), bytes=total)
+        head = msgspec.json.decode(data, type=IndexHead)
+        needs.update(head.needs)
+        total += head.bytes
+        shared = shared or head.shared
+        if head.shared != shared:
+            raise ConfigError(
+                f"rank {rank} has other plain tensors than rank 0; each counts as being on all ranks",
+                hint="make those that only some ranks have DTensors of these ranks' mesh, or describe them with layouts",
+            )
+    return msgspec.structs.replace(root, parts=parts, needs=sorted(needs), bytes=total)
 
 
 def plan_deletions(

@@ -188,7 +188,8 @@ def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) 
     """The chunks that have cells which this rank needs."""
     mine = {name: [piece.box for piece in held(member, rank)] for name, member in targets.items()}
     near = [entry for entry in entries if any(box & entry.box for box in mine.get(entry.name, ()))]
-    return [chunk for chunk in all_chunks(near) if any(box & chunk[1] for box in mine[chunk[0].name])]
+    chunks = all_chunks(near)
+    return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
 
 
 def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None:

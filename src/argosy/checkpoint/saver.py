@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from argosy.checkpoint.arranging import Habits, arrange, entry, shares
+from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
 from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session
@@ -180,6 +180,7 @@ class Saver:
             border=border,
             bytes=size,
             room=len(text),
+            shared=shared_digest(described),
             **said(described),
             tags=[tag] if tag else [],
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},

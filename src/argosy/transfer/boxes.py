@@ -1,6 +1,7 @@
 """Boxes in the index space of a tensor: intersect, subtract, cut, and how a box lies in memory. Pure."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 
 import msgspec
@@ -22,6 +23,8 @@ class Box(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     def __and__(self, other: "Box") -> "Box | None":
         """What both have, or None where they have no cell in common."""
+        if self.start == other.start and self.shape == other.shape:
+            return self if self.cells else None
         start = tuple(map(max, self.start, other.start))
         shape = tuple(min(a, b) - s for a, b, s in zip(self.stop, other.stop, start, strict=True))
         return Box(start, shape) if all(n > 0 for n in shape) else None
@@ -53,6 +56,11 @@ def whole(shape: Sequence[int]) -> Box:
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in cells of a row-major tensor."""
+    return _strides(tuple(shape))
+
+
+@lru_cache(1 << 14)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
