@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import Contender, Goal, Options, Row, run_benches
+from scale import scale_rows
 from states import state_rows
 
 from argosy.checkpoint import KeepLast, Saver, restore
@@ -310,7 +311,8 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
 def rows(options: Options) -> list[Row]:
     bench = Bench(options)
     BENCHES.append(bench)
-    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options), *state_rows(bench.directory, options)]
+    more = [*state_rows(bench.directory, options), *scale_rows(bench.directory, options)]
+    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options), *more]
 
 
 BENCHES: list[Bench] = []

@@ -43,7 +43,7 @@ class StepNotFound(ArgosyError):
     """No such step was committed."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One box of one tensor, contiguous in a file."""
 
     name: str
@@ -136,7 +136,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """An index as its root knows it."""
 
     file: str

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.fitting import Fit, Wish, check_cover, fit
-from argosy.checkpoint.format import Entry
+from argosy.checkpoint.fitting import Fit, Wish, fit
+from argosy.checkpoint.format import CorruptShard, Entry
 from argosy.checkpoint.gathering import as_state, landing, new_tensor, place
 from argosy.checkpoint.reading import (
     Candidate,
@@ -144,9 +144,8 @@ class _Collecting:
     def __init__(self, files: Files, found: Step) -> None:
         self._found, self._stored = found, stored_state(found)
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
-        check_cover(found.entries, self._targets)
         locals_ = {name: member.local for name, member in self._targets.items()}
-        _fill(files, _wanted(found.entries, self._targets, 0), Fit(found.entries, self._targets, locals_), 0)
+        _fill(files, wanted_chunks(found.entries, self._targets, 0), Fit(found.entries, self._targets, locals_), 0)
 
     def finish(self) -> Restored:
         tensors = {name: member.local for name, member in self._targets.items()}
@@ -171,7 +170,7 @@ class _Writing:
     def __init__(self, files: Files, found: Step, live: State, wish: Wish) -> None:
         self._files, self._found, self._rank = files, found, live.rank
         self._fit = fit(found, live, wish)
-        self._wanted = _wanted(self._fit.entries, self._fit.targets, live.rank)
+        self._wanted = wanted_chunks(self._fit.entries, self._fit.targets, live.rank)
         read_chunks(files, self._wanted)
 
     def finish(self) -> Restored:
@@ -184,10 +183,22 @@ class _Writing:
         return Restored(step, self.source, 0.0, total, kept=kept, unused=unused, values=self._found.values)
 
 
-def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
-    """The chunks that have cells which this rank needs."""
+def wanted_chunks(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
+    """The chunks that have cells which this rank needs.
+
+    Raises:
+        CorruptShard: some of its cells were saved by nobody.
+    """
     mine = {name: [piece.box for piece in held(member, rank)] for name, member in targets.items()}
-    near = [entry for entry in entries if any(box & entry.box for box in mine.get(entry.name, ()))]
+    missing = {name: list(boxes) for name, boxes in mine.items()}
+    near: list[Entry] = []
+    for entry in entries:
+        if any(box & entry.box for box in mine.get(entry.name, ())):
+            near.append(entry)
+            missing[entry.name] = [part for box in missing[entry.name] for part in box - entry.box]
+    for name, boxes in missing.items():
+        if boxes:
+            raise CorruptShard(name, f"{boxes[0]}", "a saved box", "none")
     chunks = all_chunks(near)
     return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
 
