@@ -28,7 +28,7 @@ from argosy.checkpoint import (
 from argosy.checkpoint.arranging import shares
 from argosy.checkpoint.operations import Create, Operation, Sync, Write
 from argosy.core import ConfigError
-from argosy.transfer import Box, Layout, Member, State, Unit, describe, replicated
+from argosy.transfer import Adoption, Box, Layout, Member, State, Unit, describe, flat_members, replicated
 
 
 def network() -> torch.nn.Module:
@@ -136,6 +136,24 @@ def test_any_shape_and_dtype(tmp_path: Path, array: np.ndarray):
     restore(tmp_path, into=into)
     assert into["a"].tobytes() == array.tobytes()
     assert restore(tmp_path).tensors["a"].numpy().dtype == array.dtype
+
+
+def test_tensors_of_one_flat_buffer_and_cells_of_nobody(tmp_path: Path):
+    """As ZeRO has them: several tensors in one memory, behind them padding, which stays."""
+    shapes = {"a": (3, 5), "b": (7,)}
+
+    def flat_state(buffer: torch.Tensor) -> State:
+        members = flat_members(shapes, {"exp_avg": ("moment", "F32", buffer)}, 1, align=16)
+        state = State(units={name: Unit(name, found) for name, found in members.items()})
+        targets = {name: member for name, _, member in state.members()}
+        state.adopt = lambda _: Adoption(targets, lambda: None)
+        return state
+
+    saved, into = torch.arange(32.0), torch.full((32,), -1.0)
+    with saver(tmp_path) as keeper:
+        keeper.save(flat_state(saved), 1).wait(30)
+    restore(tmp_path, into=flat_state(into))
+    assert into.tolist() == [*range(22), *[-1.0] * 10]
 
 
 def test_low_precision_and_transposed_tensors(tmp_path: Path):

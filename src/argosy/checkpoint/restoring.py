@@ -145,7 +145,8 @@ class _Collecting:
         self._found, self._stored = found, stored_state(found)
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
         locals_ = {name: member.local for name, member in self._targets.items()}
-        _fill(files, wanted_chunks(found.entries, self._targets, 0), Fit(found.entries, self._targets, locals_), 0)
+        wanted = wanted_chunks(found.entries, self._targets, 0)
+        _fill(files, wanted, Fit(found.entries, self._targets, locals_), 0)
 
     def finish(self) -> Restored:
         tensors = {name: member.local for name, member in self._targets.items()}
@@ -171,6 +172,7 @@ class _Writing:
         self._files, self._found, self._rank = files, found, live.rank
         self._fit = fit(found, live, wish)
         self._wanted = wanted_chunks(self._fit.entries, self._fit.targets, live.rank)
+        # Read twice: keeping the bytes instead costs more, as memory that is touched for the first time is slow.
         read_chunks(files, self._wanted)
 
     def finish(self) -> Restored:
@@ -206,8 +208,10 @@ def wanted_chunks(entries: Iterable[Entry], targets: Mapping[str, Member], rank:
 def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None:
     """Read, verify and write; a tensor that is not plain CPU memory gets its bytes through one that is."""
     used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
-    landings = {name: landing(fitted.locals[name]) for name in used}
-    addresses = {name: address_of(local) for name, (local, _) in landings.items()}
+    own = {name: address_of(fitted.locals[name]) for name in used}
+    # Tensors of one flat buffer land together.
+    landings = {address: landing(fitted.locals[name]) for name, address in own.items()}
+    addresses = {name: address_of(landings[address][0]) for name, address in own.items()}
 
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
         return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))
