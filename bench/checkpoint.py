@@ -107,6 +107,7 @@ class Bench:
         fd = open_direct(path, os.O_WRONLY | os.O_CREAT)
 
         def write() -> None:
+            os.posix_fallocate(fd, 0, self.bytes)
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda at: os.pwrite(fd, memoryview(buffer), at), range(0, self.bytes, BLOCK)))
             os.fdatasync(fd)

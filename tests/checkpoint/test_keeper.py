@@ -48,7 +48,7 @@ def test_the_keeper_writes_what_dead_ranks_left(run: Run):
 
 
 def test_a_killed_keeper_costs_no_save(run: Run):
-    """One save is committed and not yet told, one waits, one comes later: all are durable."""
+    """One save is committed, one waits, one comes later: all are durable."""
     said: list[str] = []
     with Saver(run.directory, keep=[KeepLast(5)], keeping=run.keeping(), say=said.append) as saver:
         state = {"a": np.arange(1000)}

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint.disk import MemoryFiles
+from checkpoint.keepers import wait_for
 
 import argosy
 from argosy.checkpoint import (
@@ -26,7 +28,9 @@ from argosy.checkpoint import (
     restore,
 )
 from argosy.checkpoint.arranging import shares
-from argosy.checkpoint.operations import Create, Operation, Sync, Write
+from argosy.checkpoint.committing import plan_prune
+from argosy.checkpoint.format import Root, seal, step_name
+from argosy.checkpoint.operations import Create, Operation, Rmdir, Sync, Write
 from argosy.core import ConfigError
 from argosy.transfer import Adoption, Box, Layout, Member, State, Unit, describe, flat_members, replicated
 
@@ -368,10 +372,22 @@ def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
             keeper.save(model, number, tag="first" if number == 1 else None).wait(30)
             if number == 3:
                 keeper.pin(3)
-        assert steps_of(tmp_path) == [1, 3, 5, 6]
+        wait_for(lambda: steps_of(tmp_path) == [1, 3, 5, 6], "what is not kept deleted")
         keeper.unpin(3)
         keeper.save(model, 7).wait(30)
     assert steps_of(tmp_path) == [1, 6, 7]
+
+
+def test_a_run_that_went_back_keeps_the_saves_that_are_under_way():
+    """From step 100 on again, with step 200 still there: the next save of another rank has a lower step, and no root yet."""
+    files = MemoryFiles({
+        f"{step_name(200, 'aaaaaaaa0002')}/root.json": seal(Root(step=200, session="", saved_at=1, size=2, parts=[])),
+        f"{step_name(110, 'bbbbbbbb0001')}/root.json": seal(Root(step=110, session="", saved_at=2, size=2, parts=[])),
+        f"{step_name(120, 'bbbbbbbb0002')}/rank-00001.json": b"",
+        f"{step_name(105, 'aaaaaaaa0009')}/rank-00001.json": b"",
+    })  # fmt: skip
+    operations, _ = plan_prune(files, [KeepLast(2)], step_name(110, "bbbbbbbb0001"))
+    assert {o.path for o in operations if isinstance(o, Rmdir)} == {step_name(105, "aaaaaaaa0009")}
 
 
 def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):

@@ -16,6 +16,7 @@ from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
     index_name,
+    is_under_way,
     make_root,
     plan_deletions,
     plan_rank,
@@ -47,7 +48,7 @@ class Committer:
     def __init__(self, store: Store, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]) -> None:
         self.store, self.rank, self.size, self.keep, self.say = store, rank, size, keep, say
         self._previous: dict[tuple[str, str], Entry] = {}
-        self._pending = ""
+        self._pending = self._committed = ""
 
     def commit(self, draft: Draft, arena: memoryview) -> None:
         """Make a snapshot durable.
@@ -77,15 +78,8 @@ class Committer:
                 raise
         else:
             self._await_root(draft)
-        self._pending = ""
+        self._pending, self._committed = "", draft.name
         self._previous = {(each.name, str(each.box)): each for each in entries}
-        if self.rank == 0:
-            try:
-                self.prune()
-            except OSError:
-                pass  # What could not be deleted now is deleted next time.
-            except CorruptShard as error:
-                self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")
 
     def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
         """The entries of the index, some of them in older files, and how much of the arena to write."""
@@ -191,11 +185,17 @@ class Committer:
         pins = pins | {step} if keep else pins - {step}
         self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
 
-    def prune(self) -> list[Operation]:
-        """Delete what no policy keeps."""
-        operations, _ = plan_prune(self.store.files, self.keep)
-        self.store.perform(operations, None, self.before)
-        return operations
+    def tidy(self) -> None:
+        """Delete what no policy keeps, behind a commit: that a step is durable need not wait for it."""
+        if self.rank != 0:
+            return
+        try:
+            operations, _ = plan_prune(self.store.files, self.keep, self._committed)
+            self.store.perform(operations, None, self.before)
+        except OSError:
+            pass  # What could not be deleted now is deleted next time.
+        except CorruptShard as error:
+            self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")
 
 
 def read_pins(files: Files) -> set[int]:
@@ -212,8 +212,13 @@ def read_pins(files: Files) -> set[int]:
         raise CorruptShard(PINS, "the pinned steps", "a list of numbers", str(error)) from error
 
 
-def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Mapping[str, str]]:
-    """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone."""
+def plan_prune(
+    files: Files, keep: Sequence[Keep], committed: str = ""
+) -> tuple[list[Operation], Mapping[str, str]]:
+    """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone.
+
+    `committed` is the directory that was committed last: later ones of its session are under way.
+    """
     valid: dict[str, Root] = {}
     unreadable: set[str] = set()
     for name, root in roots(files):
@@ -223,6 +228,7 @@ def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Map
             valid[name] = root
     kept = choose_kept(valid, keep, read_pins(files))
     present = {name: files.listdir(name) for name in files.listdir(".") if name not in unreadable}
+    present = {name: found for name, found in present.items() if not is_under_way(name, valid, committed)}
     return plan_deletions(present, valid, kept), kept
 
 

@@ -14,6 +14,8 @@ from argosy.checkpoint.format import BLOCK, ROOT, IndexHead, Part, Root, digest,
 from argosy.core import ConfigError
 
 WRITE_BYTES = 8 << 20
+SESSION = 8
+"""Digits of a directory's name that tell the session; behind them saves are counted."""
 
 
 class Slice(NamedTuple):
@@ -35,6 +37,13 @@ class Write(NamedTuple):
     path: str
     offset: int
     data: bytes | Slice
+
+
+class Allocate(NamedTuple):
+    """Reserve room for so many bytes, where the file system can: writes side by side need not make the file longer."""
+
+    path: str
+    length: int
 
 
 class Truncate(NamedTuple):
@@ -73,7 +82,7 @@ class Ack(NamedTuple):
     step: int
 
 
-Operation = Mkdir | Create | Write | Truncate | Sync | Rename | SyncDir | Unlink | Rmdir | Ack
+Operation = Mkdir | Create | Allocate | Write | Truncate | Sync | Rename | SyncDir | Unlink | Rmdir | Ack
 
 
 def plan_segment(path: str, size: int) -> list[Operation]:
@@ -82,7 +91,8 @@ def plan_segment(path: str, size: int) -> list[Operation]:
         Write(path, at, Slice(at, min(WRITE_BYTES, -(-(size - at) // BLOCK) * BLOCK)))
         for at in range(0, size, WRITE_BYTES)
     ]
-    return [Create(path), *writes, Truncate(path, size), Sync(path)]
+    room = -(-size // BLOCK) * BLOCK
+    return [Create(path), Allocate(path, room), *writes, Truncate(path, size), Sync(path)]
 
 
 def plan_index(path: str, data: bytes) -> list[Operation]:
@@ -142,6 +152,12 @@ def make_root(root: Root, indexes: Sequence[tuple[str, bytes]]) -> Root:
                 hint="make those that only some ranks have DTensors of these ranks' mesh, or describe them with layouts",
             )
     return msgspec.structs.replace(root, parts=parts, needs=sorted(needs), bytes=total)
+
+
+def is_under_way(name: str, roots: Collection[str], committed: str) -> bool:
+    """Whether a directory is a later save of the session that committed `committed`: its step may be a lower one."""
+    session, own = committed.rpartition("-")[2], name.rpartition("-")[2]
+    return bool(session) and name not in roots and own[:SESSION] == session[:SESSION] and own > session
 
 
 def plan_deletions(

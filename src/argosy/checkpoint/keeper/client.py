@@ -242,6 +242,7 @@ class KeptWriter:
             submitted.done(error)
         else:
             submitted.done(None)
+            self.committer.tidy()
 
     def _is_committed(self, draft: Draft) -> bool:
         try:
