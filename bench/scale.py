@@ -145,7 +145,9 @@ def scale_rows(directory: Path, options: Options) -> list[Row]:
             {"plan": moved("plan"), "all": moved("seconds")},
             [],
         ),
-        row("move-bytes", "its bytes by the lower bound", {"sent": moved("bytes")}, [Goal(of="sent", at_most=1.02)], "x"),
+        row(
+            "move-bytes", "its bytes by the lower bound", {"sent": moved("bytes")}, [Goal(of="sent", at_most=1.02)], "x"
+        ),
         row("move-staging", "its staging", {"most": moved("staging")}, [Goal(of="most", at_most=64)], "MiB"),
         row(
             "relayout",

@@ -57,9 +57,7 @@ def planned(state: State, name: str) -> tuple[bytes, int]:
     found = shares(state)
     text, border, size = arrange(found)
     file = f"{name}/{segment_name(state.rank)}"
-    entries = [
-        entry(share, file, ["0" * 32] * len(chunks(share.box, share.dtype, share.offset))) for share in found
-    ]
+    entries = [entry(share, file, ["0" * 32] * len(chunks(share.box, share.dtype, share.offset))) for share in found]
     more = {"border": border, "bytes": size, "room": len(text), **said(state)}
     draft = Draft(step=1, name=name, rank=state.rank, size=state.size, entries=[], **more)
     return msgspec.json.encode(make_index(draft, entries)), size

@@ -101,7 +101,9 @@ def test_bits_flipped_in_an_arena_and_in_the_peers_copy_are_named(run: Run):
                 found = restore(run.directory)
                 assert found.source == next_one
                 tensor = "moment" if offset < 4096 + 400_000 else "weight"
-                named = rf"step 1 from {labels[kind]}: digest mismatch in \S+/rank-00000.safetensors: {tensor}\[0:50000\]"
+                named = (
+                    rf"step 1 from {labels[kind]}: digest mismatch in \S+/rank-00000.safetensors: {tensor}\[0:50000\]"
+                )
                 assert re.match(named, found.skipped[-1]), found.skipped
                 assert np.array_equal(found.tensors["moment"].numpy(), state["moment"])
                 flip(run, kind, offset)

@@ -409,7 +409,9 @@ def test_a_missing_shard_is_named(tmp_path: Path):
     with saver(tmp_path) as keeper:
         keeper.save(state, 1).wait(30)
     next((tmp_path / "checkpoints").glob("step-*/rank-00000.safetensors")).unlink()
-    with pytest.raises(CorruptShard, match=r"rank-00000.safetensors: the segment: expected \d+ bytes, read no such file"):
+    with pytest.raises(
+        CorruptShard, match=r"rank-00000.safetensors: the segment: expected \d+ bytes, read no such file"
+    ):
         restore(tmp_path, into=state, step=1)
 
 

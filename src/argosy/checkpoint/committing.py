@@ -212,9 +212,7 @@ def read_pins(files: Files) -> set[int]:
         raise CorruptShard(PINS, "the pinned steps", "a list of numbers", str(error)) from error
 
 
-def plan_prune(
-    files: Files, keep: Sequence[Keep], committed: str = ""
-) -> tuple[list[Operation], Mapping[str, str]]:
+def plan_prune(files: Files, keep: Sequence[Keep], committed: str = "") -> tuple[list[Operation], Mapping[str, str]]:
     """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone.
 
     `committed` is the directory that was committed last: later ones of its session are under way.
