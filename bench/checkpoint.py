@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import Contender, Goal, Options, Row, run_benches
-from scale import scale_rows
+from scale import large_rows, layout_rows
 from states import state_rows
 
 from argosy.checkpoint import KeepLast, Saver, restore
@@ -312,8 +312,8 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
 def rows(options: Options) -> list[Row]:
     bench = Bench(options)
     BENCHES.append(bench)
-    more = [*state_rows(bench.directory, options), *scale_rows(bench.directory, options)]
-    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options), *more]
+    own = [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options)]
+    return [*own, *(row for more in (state_rows, large_rows, layout_rows) for row in more(bench.directory, options))]
 
 
 BENCHES: list[Bench] = []

@@ -89,9 +89,13 @@ def plan_dcp(tensors: int, ranks: int) -> float:
     return time.perf_counter() - begun
 
 
-def scale_rows(directory: Path, options: Options) -> list[Row]:
-    tensors, ranks = (64, 256) if options.quick else (256, 2048)
-    megabytes = 384 if options.quick else 4096
+def row(key: str, title: str, samples: dict[str, Callable[[], Any]], goals: list[Goal], unit: str = "s") -> Row:
+    contenders = [Contender(name=name, sample=sample, repeat_max=1) for name, sample in samples.items()]
+    return Row(key=key, title=title, base=contenders[0].name, contenders=contenders, goals=goals, unit=unit)
+
+
+def large_rows(directory: Path, options: Options) -> list[Row]:
+    tensors, ranks = (64, 256) if options.quick else (1024, 2048)
     stages = 1 if options.quick else 16
 
     def hundred() -> dict[str, Any]:
@@ -102,23 +106,7 @@ def scale_rows(directory: Path, options: Options) -> list[Row]:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def relayout(kind: str, count: int) -> dict[str, Any]:
-        path = directory / f"relayout-{kind}"
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        command = [str(SCRIPTS / "relayout.py"), kind, str(path / "run"), str(megabytes)]
-        try:
-            return measured(command, 300, count, path / "store")
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-
-    large, moved, loaded = once(hundred), once(lambda: relayout("move", 4)), once(lambda: relayout("load", 2))
-
-    def row(key: str, title: str, samples: dict[str, Callable[[], Any]], goals: list[Goal], unit: str = "s") -> Row:
-        contenders = [Contender(name=name, sample=sample, repeat_max=1) for name, sample in samples.items()]
-        return Row(key=key, title=title, base=contenders[0].name, contenders=contenders, goals=goals, unit=unit)
-
-    steps = ("plan", "manifest", "commit", "open", "restore")
+    large, steps = once(hundred), ("plan", "manifest", "commit", "open", "restore")
     size = f"{6.26 * stages:.0f} TB on {1024 * stages:,} ranks"
     return [
         row(
@@ -139,19 +127,32 @@ def scale_rows(directory: Path, options: Options) -> list[Row]:
             ],
             goals=[Goal(of="argosy", times_of="DCP", times=50)],
         ),
-        row(
-            "move",
-            f"FSDP over 4 to TP over 2, {megabytes / 1024:.2g} GiB",
-            {"plan": moved("plan"), "all": moved("seconds")},
-            [],
-        ),
-        row(
-            "move-bytes", "its bytes by the lower bound", {"sent": moved("bytes")}, [Goal(of="sent", at_most=1.02)], "x"
-        ),
+    ]
+
+
+def layout_rows(directory: Path, options: Options) -> list[Row]:
+    megabytes = 384 if options.quick else 4096
+
+    def relayout(kind: str, count: int) -> dict[str, Any]:
+        path = directory / f"relayout-{kind}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        command = [str(SCRIPTS / "relayout.py"), kind, str(path / "run"), str(megabytes)]
+        try:
+            return measured(command, 300, count, path / "store")
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    moved, loaded = once(lambda: relayout("move", 4)), once(lambda: relayout("load", 2))
+    title = f"FSDP over 4 to TP over 2, {megabytes / 1024:.2g} GiB"
+    by_rows = "verified load by 2 ranks of what was saved by rows"
+    return [
+        row("move", title, {"plan": moved("plan"), "all": moved("seconds")}, []),
+        row("move-bytes", "its bytes by the bound", {"sent": moved("bytes")}, [Goal(of="sent", at_most=1.02)], "x"),
         row("move-staging", "its staging", {"most": moved("staging")}, [Goal(of="most", at_most=64)], "MiB"),
         row(
             "relayout",
-            "verified load by 2 ranks of what was saved by rows",
+            by_rows,
             {"rows": loaded("rows"), "columns": loaded("columns")},
             [Goal(of="columns", times_of="rows", times=1 / 1.3)],
         ),

@@ -3,8 +3,8 @@
     python hundred_terabytes.py DIRECTORY [STAGES]
 
 A decoder of 128 layers over 16 stages, each on 128 FSDP groups of 8 tensor-parallel ranks, restored on half the ranks.
-Segments are sparse files of the right size. The ranks of one stage are planned; the indexes of the other stages, which are
-alike, are theirs with other names, and some are compared with what the planner says.
+Segments are sparse files of the right size. The ranks of one stage are planned; the other stages are alike, so their
+indexes are the same with other names, and some are compared with what the planner says.
 """
 
 import json

@@ -153,7 +153,7 @@ def holdings(run: Run, kind: str) -> list[int]:
 
 
 def flip(run: Run, kind: str, offset: int, *, draft: bool = False) -> None:
-    """Turn a bit in the memory that a keeper holds of its newest version: in the arena, or in the draft of its index."""
+    """Turn a bit in the memory that a keeper holds of its newest version: in the arena or in the draft."""
     (source,) = [s for s in keeper_sources(str(run.directory)) if ("peer" in s.label) == (kind == "peer")]
     name = source.candidates()[0].name
     source.close()

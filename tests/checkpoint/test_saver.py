@@ -3,36 +3,28 @@
 import errno
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from checkpoint.disk import MemoryFiles
-from checkpoint.keepers import wait_for
 
 import argosy
 from argosy.checkpoint import (
     CorruptShard,
     DirectoryInUse,
-    KeepBest,
     KeepLast,
     Saver,
     StepNotFound,
     TornSnapshot,
     restore,
 )
-from argosy.checkpoint.arranging import shares
-from argosy.checkpoint.committing import plan_prune
-from argosy.checkpoint.format import Root, seal, step_name
-from argosy.checkpoint.operations import Create, Operation, Rmdir, Sync, Write
+from argosy.checkpoint.operations import Create, Operation, Sync, Write
 from argosy.core import ConfigError
-from argosy.transfer import Adoption, Box, Layout, Member, State, Unit, describe, flat_members, replicated
+from argosy.transfer import Adoption, State, Unit, flat_members
 
 
 def network() -> torch.nn.Module:
@@ -64,12 +56,6 @@ def content(state: dict[str, object]) -> dict[str, bytes]:
 
 def saver(path: Path, **options: object) -> Saver:
     return Saver(path, sample=1, **options)  # Everything is summed again, not a part.
-
-
-def steps_of(path: Path) -> list[int]:
-    return sorted(
-        int(each.name.split("-")[1]) for each in (path / "checkpoints").glob("step-*") if (each / "root.json").exists()
-    )
 
 
 def test_what_comes_back_is_what_went_in(tmp_path: Path):
@@ -348,62 +334,6 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
         assert restore(tmp_path, into=trained(0)).step == 100
 
 
-def saved_steps(path: Path, keep: list[object], metrics: list[dict[str, float]], **options: object) -> list[int]:
-    """The steps that are left when step 1, 2, … were saved with these metrics."""
-    with saver(path, keep=keep) as keeper:
-        for number, metric in enumerate(metrics, start=1):
-            keeper.save(torch.nn.Linear(2, 2), number, metrics=metric, **options).wait(30)
-    return steps_of(path)
-
-
-def test_keep_best_keeps_the_lowest_or_the_highest(tmp_path: Path):
-    losses = [{"val": value} for value in (5.0, 1.0, 4.0, float("nan"), 2.0, 6.0)]
-    assert saved_steps(tmp_path / "low", [KeepBest("val", 2)], losses) == [2, 5, 6]  # The newest is kept always.
-    assert saved_steps(tmp_path / "high", [KeepBest("val", 2, highest=True)], losses) == [1, 6]
-    assert saved_steps(tmp_path / "both", [KeepLast(2), KeepBest("val", 1)], losses) == [2, 5, 6]
-    without = [{}, {"val": 3.0}, {}, {}]
-    assert saved_steps(tmp_path / "some", [KeepBest("val", 1)], without) == [2, 4]
-
-
-def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
-    model = torch.nn.Linear(2, 2)
-    with saver(tmp_path, keep=[KeepLast(2)]) as keeper:
-        for number in range(1, 7):
-            keeper.save(model, number, tag="first" if number == 1 else None).wait(30)
-            if number == 3:
-                keeper.pin(3)
-        wait_for(lambda: steps_of(tmp_path) == [1, 3, 5, 6], "what is not kept deleted")
-        keeper.unpin(3)
-        keeper.save(model, 7).wait(30)
-    assert steps_of(tmp_path) == [1, 6, 7]
-
-
-def test_a_run_that_went_back_keeps_the_saves_that_are_under_way():
-    """From step 100 on again, with step 200 still there: the next save of another rank has a lower step, and no root yet."""
-    files = MemoryFiles({
-        f"{step_name(200, 'aaaaaaaa0002')}/root.json": seal(Root(step=200, session="", saved_at=1, size=2, parts=[])),
-        f"{step_name(110, 'bbbbbbbb0001')}/root.json": seal(Root(step=110, session="", saved_at=2, size=2, parts=[])),
-        f"{step_name(120, 'bbbbbbbb0002')}/rank-00001.json": b"",
-        f"{step_name(105, 'aaaaaaaa0009')}/rank-00001.json": b"",
-    })  # fmt: skip
-    operations, _ = plan_prune(files, [KeepLast(2)], step_name(110, "bbbbbbbb0001"))
-    assert {o.path for o in operations if isinstance(o, Rmdir)} == {step_name(105, "aaaaaaaa0009")}
-
-
-def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):
-    said: list[str] = []
-    model = torch.nn.Linear(2, 2)
-    with saver(tmp_path, keep=[KeepLast(1)], say=said.append) as keeper:
-        keeper.save(model, 1).wait(30)
-        keeper.pin(1)
-        (tmp_path / "checkpoints/pins.json").write_bytes(b"[\xb1]")
-        keeper.save(model, 2).wait(30)
-        keeper.save(model, 3).wait(30)
-        keeper.flush()
-    assert steps_of(tmp_path) == [1, 2, 3]
-    assert "nothing is deleted: digest mismatch in pins.json" in said[0]
-
-
 def test_a_missing_shard_is_named(tmp_path: Path):
     state = trained(1)
     with saver(tmp_path) as keeper:
@@ -447,39 +377,6 @@ def test_unchanged_tensors_are_referred_to_and_kept(tmp_path: Path):
     restore(tmp_path, into={"model": other, "optimizer": torch.optim.AdamW(other[1].parameters())})
     assert torch.equal(other[0].weight, model[0].weight)
     assert torch.equal(other[1].weight, model[1].weight)
-
-
-def test_a2_each_box_has_one_writer_where_ranks_have_different_tensors():
-    """Stages of a pipeline, some tensors on several of them: ranks plan alone and agree."""
-    rng = random.Random(0)
-    for _ in range(50):
-        size = rng.randrange(2, 6)
-        layouts: dict[str, Layout] = {}
-        for i in range(rng.randrange(3, 30)):
-            holders = tuple(sorted(rng.sample(range(size), rng.randrange(1, size + 1))))
-            layouts[f"t{i}"] = replicated((rng.choice([3, 20_000, 20_000_000]),), holders)
-        written = Counter[tuple[str, Box]]()
-        cells = Counter[str]()
-        for rank in range(size):
-            units = {
-                name: Unit(name, {"parameter": Member("parameter", "parameter", "F32", layout)})
-                for name, layout in layouts.items()
-                if rank in layout.ranks
-            }
-            for share in shares(State(rank, size, units)):
-                written[share.name, share.box] += 1
-                cells[share.name] += share.box.cells
-        assert set(written.values()) == {1}
-        assert cells == {name: layout.shape[0] for name, layout in layouts.items()}
-
-
-def test_a1_buffers_are_one_ranks_and_the_rest_is_shared():
-    model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(20_000) for _ in range(6)))
-    writers: dict[str, set[int]] = {"buffer": set(), "parameter": set()}
-    for rank in (0, 1):
-        for share in shares(describe(model, ranks=(rank, 2))):
-            writers[share.member.role].add(rank)
-    assert writers == {"buffer": {0}, "parameter": {0, 1}}
 
 
 def test_segments_are_safetensors_files(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A GPT with FSDP2 on 4 ranks under plain torchrun: killed, gone on with 2, opened without any, given to transformers."""
+"""A GPT with FSDP2 on 4 ranks under torchrun: killed, gone on with 2, opened without any, given to transformers."""
 
 import os
 import shutil

@@ -11,7 +11,7 @@ import msgspec
 import argosy
 from argosy.checkpoint.arranging import make_index, segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Root, unseal
+from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Root, era_of, unseal
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
@@ -123,6 +123,7 @@ class Committer:
         self._hold()
         root = Root(
             step=draft.step,
+            era=era_of(draft.name),
             session=draft.name.rpartition("-")[2],
             saved_at=time.time(),
             size=self.size,
