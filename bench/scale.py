@@ -95,7 +95,7 @@ def row(key: str, title: str, samples: dict[str, Callable[[], Any]], goals: list
 
 
 def large_rows(directory: Path, options: Options) -> list[Row]:
-    tensors, ranks = (64, 256) if options.quick else (1024, 2048)
+    tensors, ranks = (64, 256) if options.quick else (512, 2048)
     stages = 1 if options.quick else 16
 
     def hundred() -> dict[str, Any]:
