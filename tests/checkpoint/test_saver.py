@@ -169,10 +169,11 @@ def test_a_state_without_tensors(tmp_path: Path):
     assert into == {"epoch": 1}
 
 
+@pytest.mark.timeout(600)
 def test_a_hundred_thousand_tensors(tmp_path: Path):
     arrays = {f"t{i}": np.full(3, i, np.int32) for i in range(100_000)}
     with saver(tmp_path) as keeper:
-        keeper.save(arrays, 1).wait(90)
+        keeper.save(arrays, 1).wait(300)
     found = restore(tmp_path).tensors
     assert len(found) == 100_000
     assert all(found[f"t{i}"].tolist() == [i] * 3 for i in range(0, 100_000, 97))
