@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from argosy.data.parquet import Parquet as Parquet
     from argosy.data.plan import Mix as Mix
     from argosy.data.processes import Processes as Processes
+    from argosy.data.queue import Queue as Queue
     from argosy.data.shards import Shards as Shards
     from argosy.data.shards import merge_states as merge_states
     from argosy.data.tokens import Tokens as Tokens
@@ -41,6 +42,7 @@ _HOMES = {
         "plan": "Mix",
         "processes": "Processes",
         "packing": "Pack document_mask",
+        "queue": "Queue",
         "shards": "Shards merge_states",
         "tokens": "Tokens",
         "jsonl": "Jsonl",

@@ -11,6 +11,7 @@ import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.data import Queue
 from argosy.transfer import State, describe, replicated
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Saves:
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._finish_by = 0.0
+        self._counted: list[tuple[Queue, int]] = []
+        """Where the queues were at the last checkpoint."""
         self.agreed = False
 
     def open(self, run: "Run", like: Mark | None) -> None:
@@ -59,8 +62,21 @@ class Saves:
             raise ConfigError("a run saves inside its loop", hint="call run.save in `for step in run.steps(...)`")
         if run.step == self._saved_step and tag is None:
             return
+        if run.rank == 0:
+            self._forget_items(run)
         self._handle = self._saver.save(state_of(run), run.step, tag=tag)
         self._saved_at, self._saved_step = time.monotonic(), run.step
+
+    def _forget_items(self, run: "Run") -> None:
+        """The items that the last checkpoint counts are of no use any more, if it is durable."""
+        handle = self._handle
+        if handle is not None and handle.durable.done() and handle.durable.exception() is None:
+            for queue, cursor in self._counted:
+                try:
+                    queue.forget(cursor)
+                except OSError as error:
+                    run.tell(f"items of {queue.directory} that were used are still there: {error.strerror}")
+        self._counted = [(queue, queue.cursor) for queue in run.queues]
 
     def wait_for_copy(self) -> None:
         """Before state changes by anything but an optimizer."""

@@ -6,7 +6,8 @@ S3  A loss explains every `Exception` of its attempt; others are the user's, and
 """
 
 import copy
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,7 @@ import torch
 
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError
-from argosy.data import Loader, seed_generators
+from argosy.data import Loader, Queue, seed_generators
 from argosy.train.tracking import Capsule, local
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
+
+LEAVE_S = 3.0
+"""How long a rank that was told to leave still waits for the items of its step."""
 
 AGREE = "all ranks must take the same steps; look for `if rank == 0`"
 
@@ -54,7 +58,7 @@ class Step:
         """For the loss of the microbatch in hand: sums and averages over ranks become the mean of the whole batch."""
         self.outcome = Outcome.OPEN
         self.entered = False
-        self.loaders: list[Loader] = []
+        self.loaders: list[Loader | Queue] = []
         self.rows: dict[str, Any] = {}
         self._updates = 0
         self._finite = True
@@ -74,11 +78,12 @@ class Step:
 
     # -- data --------------------------------------------------------------------------------------
 
-    def batches(self, data: Loader) -> Iterator[Any]:
+    def batches(self, data: Loader | Queue) -> Iterator[Any]:
         """This rank's microbatches of the step; gradients are exchanged with the last one only."""
         self._use(data)
         pieces = data.pieces
-        for number, batch in enumerate(data.batches()):
+        found = data.batches() if isinstance(data, Loader) else data.batches(self._patience(), rehearsal=self.rehearsal)
+        for number, batch in enumerate(found):
             handed = data.handed
             assert handed is not None
             seed_generators(self._run.seed, self.number, handed.position - data.cursor)
@@ -86,7 +91,7 @@ class Step:
             self._run.parallel.exchange_gradients(number == pieces - 1)
             yield batch
 
-    def batch(self, data: Loader) -> Any:
+    def batch(self, data: Loader | Queue) -> Any:
         """This rank's one microbatch of the step."""
         self._use(data)
         if data.pieces != 1:
@@ -95,12 +100,27 @@ class Step:
             )
         return next(iter(self.batches(data)))
 
-    def _use(self, data: Loader) -> None:
-        if not isinstance(data, Loader):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the data of a step come from an argosy.data.Loader: {type(data).__name__}")
+    def _use(self, data: Loader | Queue) -> None:
+        if not isinstance(data, Loader | Queue):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the data of a step come from an argosy.data.Loader or Queue: {type(data).__name__}")
         self._run.use(data)
         if data not in self.loaders:
             self.loaders.append(data)
+
+    def _patience(self) -> Callable[[], None]:
+        """What ends a wait for items: a lost rank, and, some seconds later, the wish to leave."""
+        run, leave_at = self._run, float("inf")
+
+        def check() -> None:
+            nonlocal leave_at
+            if not self.rehearsal and run.crew.is_lost():
+                raise Abandoned("a rank was lost while others waited for items")
+            if run.wish.is_urgent:
+                leave_at = min(leave_at, time.monotonic() + LEAVE_S)
+            if time.monotonic() >= leave_at:
+                run.wish.check()
+
+        return check
 
     def once(self, name: str, make: Any) -> Any:
         """The value of `make()`, made once: the same on every attempt at this step."""
