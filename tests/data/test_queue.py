@@ -121,8 +121,9 @@ def test_q3_only_what_a_checkpoint_counts_is_deleted(tmp_path: Path):
 
 def test_in_a_rehearsal_items_are_looked_at_and_not_taken(tmp_path: Path):
     first, second = ranks(tmp_path, 2)
+    assert list(second.rehearse()) == []
     first.put("a")
-    assert list(second.batches(rehearsal=True)) == [["a", "a"]]
+    assert list(second.rehearse()) == [["a", "a"]]
     assert (len(first), second.cursor) == (1, 0)
 
 

@@ -145,27 +145,29 @@ class Queue:
         """How many lists of items this rank has in a step."""
         return len(self._shares())
 
-    def batches(self, check: Callable[[], None] | None = None, *, rehearsal: bool = False) -> Iterator[list[Any]]:
+    def batches(self, check: Callable[[], None] | None = None) -> Iterator[list[Any]]:
         """Hand out this rank's items of the step at the cursor, the same again until `commit`; waits for them.
 
-        `check` is called while it waits, to raise if there is no use in that any more. In a rehearsal any items will
-        do: those that are there, which are not taken.
+        `check` is called while it waits, to raise if there is no use in that any more.
 
         Raises:
             DeadlinePassed: there were too few items within `patience_s`.
         """
-        cursor, shares = self.cursor, self._shares()
-        names = [] if rehearsal else self._wait_for_names(check)
-        for start, stop in shares:
+        cursor = self.cursor
+        names = self._wait_for_names(check)
+        for start, stop in self._shares():
             if self.cursor != cursor:
                 raise ConfigError("the step was committed while its items were still being handed out")
-            pickled = (
-                self._wait_for_any(stop - start, check)
-                if rehearsal
-                else [self._spool.read(name) for name in names[start:stop]]
-            )
             self.handed = Taken(cursor + start, stop - start, names[start:stop])
-            yield [load(each) for each in pickled]
+            yield [load(self._spool.read(name)) for name in names[start:stop]]
+
+    def rehearse(self) -> Iterator[list[Any]]:
+        """As `batches`, with whatever items are there; they are not taken. Nothing, if there are none."""
+        for start, stop in self._shares():
+            found = self._spool.some(stop - start)
+            self.handed = Taken(self.cursor + start, stop - start, [])
+            if found:
+                yield [load(found[number % len(found)]) for number in range(stop - start)]
 
     def commit(self) -> None:
         """The step is done: its items count."""
@@ -216,12 +218,6 @@ class Queue:
                         raise
                     why = f"{self.directory}: {error.strerror}"
                 waiting.go_on(f"{self.batch} items in the queue {self.directory.name}", why, check)
-
-    def _wait_for_any(self, count: int, check: Callable[[], None] | None) -> list[bytes]:
-        waiting = _Waiting(self.patience_s)
-        while not (found := self._spool.some(count)):
-            waiting.go_on(f"an item in the queue {self.directory.name}", "does somebody put?", check)
-        return [found[number % len(found)] for number in range(count)]
 
 
 class _Waiting:

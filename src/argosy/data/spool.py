@@ -97,10 +97,10 @@ class Spool:
     def some(self, count: int) -> list[bytes]:
         """What any items hold, without taking them: fewer than `count`, if there are no more."""
         found: list[bytes] = []
-        names = [*(self._taken / name for name in sorted(os.listdir(self._taken), reverse=True))]
-        for path in itertools.islice([*names, *(self._new / name for name in sorted(os.listdir(self._new)))], count):
-            with suppress(OSError):  # It has just been moved, or has gone.
-                found.append(path.read_bytes())
+        for folder in (self._new, self._taken):  # The way on which items move.
+            for name in sorted(os.listdir(folder))[: count - len(found)]:
+                with suppress(OSError):  # It has just been moved, or deleted.
+                    found.append((folder / name).read_bytes())
         return found
 
     # -- the order ---------------------------------------------------------------------------------

@@ -82,14 +82,21 @@ class Step:
         """This rank's microbatches of the step; gradients are exchanged with the last one only."""
         self._use(data)
         pieces = data.pieces
-        found = data.batches() if isinstance(data, Loader) else data.batches(self._patience(), rehearsal=self.rehearsal)
-        for number, batch in enumerate(found):
+        number = -1
+        for number, batch in enumerate(self._handed(data)):
             handed = data.handed
             assert handed is not None
             seed_generators(self._run.seed, self.number, handed.position - data.cursor)
             self.scale = handed.count * data.size / data.samples
             self._run.parallel.exchange_gradients(number == pieces - 1)
             yield batch
+        if number < 0 and self.rehearsal:
+            raise Abandoned("nobody has put an item yet: there is nothing to rehearse with")
+
+    def _handed(self, data: Loader | Queue) -> Iterator[Any]:
+        if isinstance(data, Loader):
+            return data.batches()
+        return data.rehearse() if self.rehearsal else data.batches(self._patience())
 
     def batch(self, data: Loader | Queue) -> Any:
         """This rank's one microbatch of the step."""
@@ -113,7 +120,7 @@ class Step:
 
         def check() -> None:
             nonlocal leave_at
-            if not self.rehearsal and run.crew.is_lost():
+            if run.crew.is_lost():
                 raise Abandoned("a rank was lost while others waited for items")
             if run.wish.is_urgent:
                 leave_at = min(leave_at, time.monotonic() + LEAVE_S)
@@ -243,6 +250,8 @@ class Step:
             run.recheck.let_go()
         if self.rehearsal:
             self._roll_back()
+            if isinstance(error, Abandoned):
+                return True
             if error is not None:
                 error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
                 run.failed_rehearsal(error)
