@@ -131,7 +131,7 @@ class Step:
 
     def once(self, name: str, make: Any) -> Any:
         """The value of `make()`, made once: the same on every attempt at this step."""
-        return self._run.once.get(self.number, name, make)
+        return self._run.once.get(self.number, name, make, rehearsal=self.rehearsal)
 
     def check(self, loss: Any) -> None:
         """Leave this step out, on all ranks, if `loss` is not finite."""

@@ -1,7 +1,7 @@
 """One end of a queue, in a process of its own: puts numbered items, or takes and commits as a rank would.
 
 queue_end.py DIRECTORY put FIRST          until it is killed; prints each number when `put` has returned
-queue_end.py DIRECTORY take RANK SIZE N   steps up to N items; prints what it has, and commits; goes on at its file `cursorRANK`
+queue_end.py DIRECTORY take RANK SIZE N   steps up to N items; prints and commits them; goes on at its file `cursorRANK`
 """
 
 import itertools
