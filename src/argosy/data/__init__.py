@@ -1,6 +1,7 @@
 """The input of a training: every sample once per epoch, in an order that depends on neither ranks nor workers.
 
-The state is one cursor; workers are stateless and may die; a step that is done again gets the same batch.
+The state is one cursor; workers are stateless and may die; a step that is done again gets the same batch. A queue
+holds what others make while the training runs.
 """
 
 from typing import TYPE_CHECKING

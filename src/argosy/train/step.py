@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
 
-LEAVE_S = 3.0
+LEAVE_S = 2.0
 """How long a rank that was told to leave still waits for the items of its step."""
 
 AGREE = "all ranks must take the same steps; look for `if rank == 0`"

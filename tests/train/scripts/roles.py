@@ -1,8 +1,9 @@
-"""Two trainers, two generators and a judge, who die where they are told to; run by test_roles.py.
+"""Two trainers, two generators and a judge, who die where they are told to; driven by test_roles.py.
 
 roles.py DIRECTORY STEPS [ROLE RANK.GENERATION:PLACE:STEP | everybody:STEP]...
 """
 
+import hashlib
 import os
 import signal
 import sys
@@ -10,18 +11,18 @@ import threading
 import time
 from pathlib import Path
 
-import kinds
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import argosy
 from argosy.data import Queue
 
-DIRECTORY, STEPS, DEATHS = Path(sys.argv[1]).absolute(), int(sys.argv[2]), sys.argv[3:]
 GROUPS = 6
 
 
 class Role:
-    def __init__(self, directory: Path, steps: int, deaths: list[str], driver: int) -> None:
+    def __init__(self, directory: Path, steps: int, deaths: tuple[str, ...], driver: int) -> None:
         self.directory, self.steps, self.deaths, self.driver = directory, steps, deaths, driver
         self.rank = argosy.here().rank
         self.me = f"{type(self).__name__.lower()} {self.rank.index}.{self.rank.generation}"
@@ -72,7 +73,7 @@ class Trainer(Role):
         with open(self.directory / f"built.{self.rank.index}", "a") as file:
             file.write(f"{os.getpid()}\n")
         run = argosy.Run(self.directory, seed=5, save_every=4)
-        model = kinds.wrapped(run, kinds.network())
+        model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         run.track(model=model, optimizer=optimizer)
         self.place("constructor", run.step)
@@ -96,18 +97,23 @@ class Trainer(Role):
             if step.committed:
                 with open(self.directory / f"items.{self.rank.index}", "a") as file:
                     file.write(f"{step.number} {' '.join(str(item[1]) for item in items)}\n")
-        return kinds.digest_of(run)
+        found = run.tracked.capture().tensors
+        return hashlib.blake2s(b"".join(found[name].numpy().tobytes() for name in sorted(found))).hexdigest()
 
 
-def drive() -> None:
-    queue = Queue(DIRECTORY / "queue", batch=GROUPS)
-    common = DIRECTORY, STEPS, DEATHS, os.getpid()
+def drive(directory: Path, steps: int, *deaths: str) -> list[str]:
+    """All of it; returns the digests of the trainers' states."""
+    queue = Queue(directory / "queue", batch=GROUPS)
+    common = directory, steps, deaths, os.getpid()
     with argosy.local() as cluster:
-        judging, generating, training = (cluster.mesh(n, restart=argosy.Restart.rank()) for n in (1, 2, 2))
+        warm = ["torch", "torch._dynamo", "argosy.data:Queue", "argosy.train:Run"]
+        judging, generating, training = (
+            cluster.mesh(ranks, restart=argosy.Restart.rank(), preload=warm) for ranks in (1, 2, 2)
+        )
         judge = judging.spawn(Judge, *common)[0].options(retry=5)
         generating.spawn(Generator, queue, *common)
-        print("digests", *training.spawn(Trainer, *common).options(retry=5).train(queue, judge).gather(), flush=True)
+        return training.spawn(Trainer, *common).options(retry=5).train(queue, judge).gather()
 
 
 if __name__ == "__main__":
-    drive()
+    drive(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
