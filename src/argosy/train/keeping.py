@@ -40,8 +40,8 @@ class Saves:
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._finish_by = 0.0
-        self._counted: list[tuple[Queue, int]] = []
-        """Where the queues were at the last checkpoint."""
+        self._counted: list[tuple[Handle, list[tuple[Queue, int]]]] = []
+        """Saves under way, and where the queues were."""
         self.agreed = False
 
     def open(self, run: "Run", like: Mark | None) -> None:
@@ -62,21 +62,20 @@ class Saves:
             raise ConfigError("a run saves inside its loop", hint="call run.save in `for step in run.steps(...)`")
         if run.step == self._saved_step and tag is None:
             return
-        if run.rank == 0:
-            self._forget_items(run)
+        self._forget_items(run)
         self._handle = self._saver.save(state_of(run), run.step, tag=tag)
+        self._counted.append((self._handle, [(queue, queue.cursor) for queue in run.queues]))
         self._saved_at, self._saved_step = time.monotonic(), run.step
 
     def _forget_items(self, run: "Run") -> None:
-        """The items that the last checkpoint counts are of no use any more, if it is durable."""
-        handle = self._handle
-        if handle is not None and handle.durable.done() and handle.durable.exception() is None:
-            for queue, cursor in self._counted:
+        """Items that a durable checkpoint counts are of no use any more."""
+        while self._counted and self._counted[0][0].durable.done():
+            handle, counted = self._counted.pop(0)
+            for queue, cursor in counted if run.rank == 0 and handle.durable.exception() is None else []:
                 try:
                     queue.forget(cursor)
                 except OSError as error:
                     run.tell(f"items of {queue.directory} that were used are still there: {error.strerror}")
-        self._counted = [(queue, queue.cursor) for queue in run.queues]
 
     def wait_for_copy(self) -> None:
         """Before state changes by anything but an optimizer."""
@@ -85,7 +84,7 @@ class Saves:
 
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
-        self._saved_step = -1
+        self._saved_step, self._counted = -1, []
         if self._saver is not None:
             self._saver.let_go()
 
