@@ -326,7 +326,7 @@ def test_data_that_are_used_up_end_the_run(tmp_path: Path, capsys: pytest.Captur
 
 def test_data_from_something_else_than_a_loader(tmp_path: Path):
     training = Training(tmp_path)
-    with pytest.raises(ConfigError, match=r"come from an argosy\.data\.Loader: list"):
+    with pytest.raises(ConfigError, match=r"come from an argosy\.data\.Loader or Queue: list"):
         training.sail(1, lambda step: step.batch(cast(Any, [1, 2, 3])))
 
 

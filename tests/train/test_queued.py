@@ -4,15 +4,14 @@ import os
 import signal
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from argosy.core import ConfigError, DeadlinePassed
+from argosy.core import DeadlinePassed
 from argosy.data import Loader, Queue
-from argosy.train import Run, Step
+from argosy.train import Run
 
 
 class Training:
@@ -96,18 +95,6 @@ def test_items_that_do_not_come_end_the_run_with_a_hint(tmp_path: Path):
     with pytest.raises(DeadlinePassed, match="2 items in the queue queue") as caught:
         Training(tmp_path, patience_s=0.2).fill(3).sail(2)
     assert caught.value.hint == "1 are there; does somebody put?"
-
-
-def test_what_is_no_queue_is_refused(tmp_path: Path):
-    for step in Training(tmp_path).run.steps(until=1):
-        with pytest.raises(ConfigError, match=r"from an argosy\.data\.Loader or Queue: list"):
-            use(step, [1, 2])
-        break
-
-
-def use(step: Step, data: Any) -> None:
-    with step:
-        step.batch(data)
 
 
 def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Path):
