@@ -119,6 +119,22 @@ def test_q3_only_what_a_checkpoint_counts_is_deleted(tmp_path: Path):
     assert len(list((tmp_path / "taken").iterdir())) == 4, "the last ones stay, for rehearsals"
 
 
+def test_batches_that_are_left_out_stay_so_and_places_that_were_deleted_get_new_items(tmp_path: Path):
+    (queue,) = ranks(tmp_path, 1, capacity=99)
+    for number in range(28):
+        queue.put(number)
+    taken([queue])
+    queue.skip(2)  # The first batch, and a place that nobody had decided.
+    assert (taken([queue]), queue.step) == ([[[4, 5, 6, 7]]], 2)
+    commit([queue])
+    assert taken([queue]) == [[[8, 9, 10, 11]]]
+    queue.forget(12)
+    queue.load_state_dict({"queue": 1, "cursor": 6, "step": 1})
+    assert taken([queue]) == [[[12, 13, 14, 15]]], "what lay there is gone"
+    commit([queue])
+    assert taken([queue]) == [[[16, 17, 8, 9]]], "two free places, then a stretch that is still there"
+
+
 def test_in_a_rehearsal_items_are_looked_at_and_not_taken(tmp_path: Path):
     first, second = ranks(tmp_path, 2)
     assert list(second.rehearse()) == []

@@ -32,8 +32,12 @@ class Training:
             self.queue.put(float(number))
         return self
 
-    def sail(self, until: int, *, breaks_at: int | None = None, rejects: int | None = None) -> "Training":
+    def sail(
+        self, until: int, *, breaks_at: int | None = None, rejects: int | None = None, told_at: int | None = None
+    ) -> "Training":
         for step in self.run.steps(until=until):
+            if step.number == told_at:
+                Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
             with step:
                 items: list[float] = step.batch(self.queue)
                 self.had.append((step.number, items))
@@ -99,9 +103,8 @@ def test_items_that_do_not_come_end_the_run_with_a_hint(tmp_path: Path):
 
 def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Path):
     training = Training(tmp_path, save_every=100).fill(4)
-    Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit) as caught:
-        training.sail(9)
+        training.sail(9, told_at=2)
     assert caught.value.code == 128 + signal.SIGTERM
     again = Training(tmp_path).fill(2).sail(3)
     assert [number for number, _ in again.had] == [2]

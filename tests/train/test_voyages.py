@@ -69,7 +69,7 @@ def check(console: Console, kind: str, ranks: int, *deaths: str) -> Landed:
     victims = {int(death.split(".")[0]) for death in deaths}
     for rank, pids in enumerate(hard.built):
         if rank not in victims:
-            assert len(pids) == 1, f"rank {rank} was built {len(pids)} times"
+            assert len(pids) == 1, f"rank {rank} was built {len(pids)} times:\n{hard.text}"
     for death in deaths:
         assert "killed by SIGKILL" in hard.text, death
     return hard

@@ -10,7 +10,7 @@ import msgspec
 import argosy
 from argosy.checkpoint.arranging import segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import ROOT, Draft, Entry, Index, Root, unseal
+from argosy.checkpoint.format import ROOT, Draft, Entry, Index, Root, era_of, unseal
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
@@ -117,6 +117,7 @@ class Committer:
             raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
         root = Root(
             step=draft.step,
+            era=era_of(draft.name),
             session=draft.name.rpartition("-")[2],
             saved_at=time.time(),
             size=self.size,

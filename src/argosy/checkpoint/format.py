@@ -7,6 +7,7 @@
 
 F1  A step counts only if its root is whole and every index has the digest that the root names.
 F2  Each chunk of a tensor has its own sums, so what is read is verified, however much of it is read.
+F3  A run that went back to an older step begins an era (`step-000000001000.1-…`): all of it is newer than what was.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ T = TypeVar("T")
 FORMAT = 1
 BLOCK = 4096
 ROOT = "root.json"
-_NAME = re.compile(r"step-(\d{12})-([0-9a-f]+)")
+_NAME = re.compile(r"step-(\d{12})(?:\.(\d+))?-([0-9a-f]+)")
 
 
 class CorruptShard(ArgosyError):
@@ -133,6 +134,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     step: int
+    era: int = 0
     session: str
     saved_at: float
     size: int
@@ -150,14 +152,20 @@ class _Sealed(msgspec.Struct):
     body: msgspec.Raw
 
 
-def step_name(step: int, attempt: str) -> str:
-    return f"step-{step:012d}-{attempt}"
+def step_name(step: int, attempt: str, era: int = 0) -> str:
+    return f"step-{step:012d}{f'.{era}' if era else ''}-{attempt}"
 
 
 def step_of(name: str) -> int | None:
     """The step of a directory, or None if it is none of ours."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def era_of(name: str) -> int:
+    """How often the run had gone back to an older step when it saved this one."""
+    match = _NAME.fullmatch(name)
+    return int(match[2] or 0) if match else 0
 
 
 def digest(data: bytes) -> str:

@@ -5,7 +5,6 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -145,6 +144,8 @@ def session(size: int) -> str:
 
 Answer = tuple[str, str | None]
 EXCHANGE_TIMEOUT_S = 600.0
+LOOK_S = 0.02
+"""How often those who wait look again, at least."""
 _rounds = 0
 _series = ""
 
@@ -161,6 +162,7 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
     Raises:
         ConfigError: there are several ranks, and no process group.
         DeadlinePassed: a rank did not come; it is named.
+        PeerLost: a rank died, and the process group is one that can tell.
     """
     if size == 1:
         return [answer]
@@ -175,14 +177,23 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
     store: Any = dist.distributed_c10d._get_default_store()
     keys = [f"argosy/checkpoint/{_series}{_rounds}/{rank}" for rank in range(size)]
     store.set(keys[dist.get_rank()], msgspec.json.encode(answer))
-    try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        if not late:
-            raise
-        # As if it had not been asked: who comes later finds no old answer.
-        store.delete_key(keys[dist.get_rank()])
-        _rounds -= 1
-        raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s) from error
+    deadline, pause_s = time.monotonic() + timeout_s, 0.0005
+    while not store.check(keys):
+        _look_for_the_lost(dist.group.WORLD)
+        if time.monotonic() > deadline:
+            late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            # As if it had not been asked: who comes later finds no old answer.
+            store.delete_key(keys[dist.get_rank()])
+            _rounds -= 1
+            raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LOOK_S)
     return [msgspec.json.decode(store.get(key), type=Answer) for key in keys]
+
+
+def _look_for_the_lost(group: Any) -> None:
+    """Raise the loss of a group of ours, if it has lost a rank; others cannot tell."""
+    if hasattr(group, "look"):
+        group.look()
+        if group.loss is not None:
+            raise group.loss

@@ -21,6 +21,8 @@ class StepInfo(msgspec.Struct, kw_only=True):
     """A committed step in a listing."""
 
     step: int
+    era: int = 0
+    """How often the run had gone back to an older step."""
     directory: str
     saved_at: float = 0.0
     ranks: int = 0
@@ -44,6 +46,7 @@ def list_steps(path: str | Path) -> list[StepInfo]:
         found.append(
             StepInfo(
                 step=number,
+                era=root.era,
                 directory=name,
                 saved_at=root.saved_at,
                 ranks=root.size,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from argosy.checkpoint.format import BLOCK, ROOT, Index, Part, Root, digest, seal, step_of
+from argosy.checkpoint.format import BLOCK, ROOT, Index, Part, Root, digest, era_of, seal, step_of
 
 WRITE_BYTES = 8 << 20
 
@@ -142,12 +142,12 @@ def plan_deletions(
     A root goes first and durably: a step never looks valid while its bytes are going.
     """
     # A directory without a root may be a save under way: one older than the newest kept step is not.
-    newest = max((roots[name].step for name in keep if name in roots), default=-1)
+    newest = max(((roots[name].era, roots[name].step) for name in keep if name in roots), default=(0, -1))
     needed = set(keep) | {need for name in keep if name in roots for need in roots[name].needs}
     operations: list[Operation] = []
     for name in sorted(present):
         step = step_of(name)
-        if step is None or name in needed or (name not in roots and step >= newest):
+        if step is None or name in needed or (name not in roots and (era_of(name), step) >= newest):
             continue
         files = list(present[name])
         if ROOT in files:

@@ -19,6 +19,7 @@ from argosy.checkpoint.format import (
     StepNotFound,
     UnitInfo,
     decode_index,
+    era_of,
     step_of,
     unseal,
 )
@@ -47,6 +48,7 @@ Sink = Callable[[Entry, Box, int], Iterable[Copy]]
 class Candidate(NamedTuple):
     """A step that a source seems to have; the larger the newer."""
 
+    era: int
     step: int
     saved_at: float
     name: str
@@ -88,9 +90,9 @@ def roots(files: Files) -> Iterator[tuple[str, Root | ArgosyError]]:
         except ArgosyError as error:
             found.append((name, error))
 
-    def newest(item: tuple[str, Root | ArgosyError]) -> tuple[int, float]:
+    def newest(item: tuple[str, Root | ArgosyError]) -> tuple[int, int, float]:
         name, root = item
-        return step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0
+        return era_of(name), step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0
 
     yield from sorted(found, key=newest, reverse=True)
 
@@ -133,7 +135,7 @@ class FilesSource:
 
     def candidates(self) -> list[Candidate]:
         return [
-            Candidate(step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0, name)
+            Candidate(era_of(name), step_of(name) or 0, root.saved_at if isinstance(root, Root) else 0.0, name)
             for name, root in roots(self.files)
         ]
 

@@ -23,7 +23,7 @@ class KeepLast(msgspec.Struct, frozen=True, tag=True):
             raise ConfigError(f"KeepLast needs at least 1: {self.count}")
 
     def choose(self, roots: Sequence[Root]) -> list[Root]:
-        return sorted(roots, key=lambda root: root.step)[-self.count :]
+        return sorted(roots, key=lambda root: (root.era, root.step))[-self.count :]
 
 
 class KeepBest(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +64,7 @@ def choose_kept(roots: Mapping[str, Root], policies: Sequence[Keep], pins: Colle
             kept[name] = "pinned"
         elif root.tags:
             kept[name] = f"tagged {', '.join(root.tags)}"
-    newest = max(roots, key=lambda name: (roots[name].step, roots[name].saved_at), default=None)
+    newest = max(roots, key=lambda name: (roots[name].era, roots[name].step, roots[name].saved_at), default=None)
     if newest is not None:
         kept.setdefault(newest, "the newest")
     return kept

@@ -148,11 +148,13 @@ class Saver:
         tag: str | None = None,
         metrics: Mapping[str, float] | None = None,
         roles: Collection[Role] | None = None,
+        era: int = 0,
     ) -> Handle:
         """Begin to save, and return at once; the next optimizer step waits until the copy is complete.
 
         `state` is what `restore` takes as `into`. A tagged step is kept until its tag is removed. While two saves
-        are under way the third waits for the first; with a keeper none waits for the disk.
+        are under way the third waits for the first; with a keeper none waits for the disk. All steps of a later `era`
+        are newer than those of an earlier one: a training that has gone back to an older step begins one.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -171,7 +173,7 @@ class Saver:
         self._count += 1
         draft = Draft(
             step=step,
-            name=step_name(step, f"{self._session}{self._count:04x}"),
+            name=step_name(step, f"{self._session}{self._count:04x}", era),
             rank=self.rank,
             size=self.size,
             entries=[],

@@ -151,6 +151,12 @@ class Loader:
         self.cursor += self._count(self.cursor)
         self.step += 1
 
+    def skip(self, steps: int) -> None:
+        """Leave out the next global batches, on all ranks."""
+        for _ in range(steps):
+            self._reports.clear()
+            self.commit()
+
     def rewind(self) -> None:
         """Begin again at the first sample: an evaluation goes through the same samples each time."""
         self._reports.clear()

@@ -174,6 +174,11 @@ class Queue:
         self.cursor += self.batch
         self.step += 1
 
+    def skip(self, steps: int) -> None:
+        """Leave out the next batches, on all ranks."""
+        self.cursor += steps * self.batch
+        self.step += steps
+
     def forget(self, cursor: int) -> None:
         """No resume comes back to a state before `cursor` any more: delete the items that it counts. By one rank."""
         self._spool.forget(cursor)

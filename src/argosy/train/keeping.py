@@ -63,7 +63,7 @@ class Saves:
         if run.step == self._saved_step and tag is None:
             return
         self._forget_items(run)
-        self._handle = self._saver.save(state_of(run), run.step, tag=tag)
+        self._handle = self._saver.save(state_of(run), run.step, tag=tag, era=len(run.ledger.eras))
         self._counted.append((self._handle, [(queue, queue.cursor) for queue in run.queues]))
         self._saved_at, self._saved_step = time.monotonic(), run.step
 
@@ -96,8 +96,16 @@ class Saves:
         """
         self.save(run, None)
         self._finish_by = self._finish_by or time.monotonic() + FLUSH_S
+        return self._settle(run, self._finish_by)
+
+    def settle(self, run: "Run") -> None:
+        """Wait until all that was saved is on disk or has failed, or a rank is lost."""
+        self.wait_for_copy()
+        self._settle(run, time.monotonic() + FLUSH_S)
+
+    def _settle(self, run: "Run", deadline: float) -> bool:
         while not run.crew.is_lost():
-            if time.monotonic() > self._finish_by:
+            if time.monotonic() > deadline:
                 raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
             if (durable := self.flush(FLUSH_SLICE_S)) is not None:
                 return durable

@@ -9,6 +9,7 @@ import torch
 
 from argosy.data import Loader, Queue
 from argosy.train.rows import Best
+from argosy.train.spikes import Watch
 
 
 class Ledger:
@@ -20,6 +21,9 @@ class Ledger:
         self.loaders: list[Loader | Queue] = []
         self.bits = bits
         self.stored_bits: dict[str, Any] = {}
+        self.eras: list[int] = []
+        """The steps at which the run went on when it had gone back to an older one."""
+        self.watch = Watch()
         self._waiting: list[dict[str, Any]] = []
         """States of loaders that the script has not used yet."""
 
@@ -44,6 +48,8 @@ class Ledger:
             "bests": {name: msgspec.to_builtins(best) for name, best in self.bests.items()},
             "loaders": cursors + self._waiting[len(cursors) :],
             "bits": self.bits,
+            "eras": self.eras,
+            "watch": msgspec.to_builtins(self.watch),
         }
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
@@ -51,6 +57,8 @@ class Ledger:
         self.state.update(found["state"])
         self.bests = {name: msgspec.convert(best, Best) for name, best in found["bests"].items()}
         self.stored_bits = found["bits"]
+        self.eras = list(found.get("eras", []))
+        self.watch = msgspec.convert(found.get("watch", {}), Watch)
         self._waiting = list(found["loaders"])
         for loader, state in zip(self.loaders, self._waiting, strict=False):
             loader.load_state_dict(state)

@@ -12,7 +12,7 @@ from argosy.checkpoint import Mark, Restored, StepNotFound, begin_series, restor
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
-from argosy.train.pocket import plan, unpack, write
+from argosy.train.pocket import Kind, Pocket, plan, unpack, write
 from argosy.train.rows import Row, read_log
 from argosy.train.tracking import Capsule, bytes_of
 
@@ -34,6 +34,7 @@ class Mending:
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
+        self._said = False
         self.holders: dict[str, tuple[int, ...]] = {}
         """Of what only some ranks have, such as the stages of a pipeline: who has it."""
 
@@ -128,12 +129,12 @@ class Mending:
         run = self._run
         self._find_holders()
         try:
-            found = self._restore(run.directory, None)
+            found = self.restore(run.directory, None)
         except StepNotFound:
             if run.parent is None:
                 run.step = 0
                 return
-            found = self._restore(*run.parent)
+            found = self.restore(*run.parent)
             found.source = f"{run.parent[0]}, {found.source}"
         if found.kept:
             raise ConfigError(
@@ -143,7 +144,8 @@ class Mending:
         if not quiet:
             run.restored(found.step, found.source)
 
-    def _restore(self, directory: Path, step: int | None) -> Restored:
+    def restore(self, directory: Path, step: int | None) -> Restored:
+        """The state of a step, from a directory."""
         try:
             return restore(directory, into=state_of(self._run), step=step, partial=bool(self.holders))
         except ConfigError as error:
@@ -177,7 +179,18 @@ class Mending:
         if run.pocket is None or not self.copies or not (buffers := run.tracked.buffers()):
             return
         changed = [name for name, now in buffers.items() if final or not torch.equal(now, before.tensors[name])]
-        run.pocket.put(step, "local", Capsule(buffers, {"changed": changed}))
+        self._put_local(run.pocket, step, "local", Capsule(buffers, {"changed": changed}))
+
+    def _put_local(self, pocket: Pocket, step: int, kind: Kind, capsule: Capsule) -> None:
+        try:
+            pocket.put(step, kind, capsule)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                self._run.tell(
+                    f"no shared memory for buffers of rank {self._run.rank} ({error.strerror}): if it is lost, they "
+                    "come from another rank; free /dev/shm, or make it larger"
+                )
 
     def _after_block(self) -> None:
         """The same again, if something changed since the vote."""
@@ -186,7 +199,7 @@ class Mending:
             return
         voted = run.pocket.get(run.step, "local")
         if voted is None or not all(torch.equal(now, voted.tensors[name]) for name, now in buffers.items()):
-            run.pocket.put(run.step, "final", Capsule(buffers, {}))
+            self._put_local(run.pocket, run.step, "final", Capsule(buffers, {}))
 
     def after(self, step: "Step", *, late: bool) -> None:
         """A step counts: learn whether the next one must be copied first, and keep what no other rank has."""

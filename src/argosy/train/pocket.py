@@ -105,6 +105,11 @@ class Pocket:
         found = self._read(self._path(step, kind))
         return found[1] if found is not None and found[0] == step else None
 
+    def clear(self) -> None:
+        """Forget all versions."""
+        for path in self._folder.glob(f"{self._rank}.*[01]"):
+            self._room(path, _HEAD.size)[:8] = bytes(8)
+
     def _path(self, step: int, kind: Kind) -> Path:
         return self._folder / f"{self._rank}.{kind}{step % 2}"
 

@@ -29,6 +29,7 @@ class WentBack(msgspec.Struct, frozen=True, tag="back"):
 
     step: int
     at: float
+    reason: str = ""
 
 
 _decoder: msgspec.msgpack.Decoder[Row | WentBack] = msgspec.msgpack.Decoder(Row | WentBack)

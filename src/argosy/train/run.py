@@ -32,8 +32,10 @@ from argosy.train.parallel import Parallel
 from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
+from argosy.train.rewinding import Back, Rewinding
 from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
 from argosy.train.signals import Wish, Wishes
+from argosy.train.spikes import Spike, from_word, to_word
 from argosy.train.step import Diverged, Outcome, Step
 from argosy.train.tracking import Tracked
 
@@ -58,6 +60,7 @@ class Run:
         keep: Sequence[Keep] | None = None,
         parent: str | Path | None = None,
         recheck: int | None = None,
+        spike: Spike | None = None,
         patience_s: float = 600.0,
     ) -> None:
         self.crew = Crew(patience_s)
@@ -65,8 +68,8 @@ class Run:
         self.directory = Path(directory or here().directory or Path("runs") / (Path(sys.argv[0]).stem or "run"))
         self.step = 0
         """Steps that count."""
-        self.tracked, self._ledger = Tracked(), Ledger(bits_record(self.size, seed))
-        self.tracked.others["run"] = self._ledger
+        self.tracked, self.ledger = Tracked(), Ledger(bits_record(self.size, seed))
+        self.tracked.others["run"] = self.ledger
         self.current: Step | None = None
         self.undo = True
         """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
@@ -78,6 +81,8 @@ class Run:
         self.mending = Mending(self)
         self.parent = parse_parent(parent)
         self.recheck = Recheck(recheck)
+        self.rewinding = Rewinding(self)
+        self.spike = spike
         self.parallel = Parallel()
         self._log: Log | None = None
         self.recent: list[Row] = []
@@ -98,7 +103,7 @@ class Run:
     @property
     def state(self) -> dict[str, Any]:
         """Counters of the user's own: what JSON can say. Rolled back and saved with everything else."""
-        return self._ledger.state
+        return self.ledger.state
 
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
@@ -125,7 +130,7 @@ class Run:
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
-        return self._ledger.bests.setdefault(name + (" highest" if highest else ""), Best())
+        return self.ledger.bests.setdefault(name + (" highest" if highest else ""), Best())
 
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
@@ -140,6 +145,14 @@ class Run:
         if self.current is not None:
             raise ConfigError(f"step {self.current.number} is still open", hint="save after the block")
         self.saves.save(self, tag)
+
+    def rewind(self, to: int, *, skip: int | None = None, reason: str = "") -> None:
+        """Go back to the newest checkpoint at or before step `to`, on all ranks, after the next step that counts.
+
+        `skip` global batches are left out there: by default all that were used since. Any rank may ask; checkpoints
+        of later steps are not gone on with any more.
+        """
+        self.rewinding.ask(Back(to, skip, reason))
 
     @contextmanager
     def aside(self, name: str) -> Generator[None]:
@@ -188,6 +201,9 @@ class Run:
                 if self._leave(reached):
                     return
                 continue
+            if self.rewinding.agreed is not None:
+                self.rewinding.carry_out()
+                continue
             step = Step(self, self.step)
             yield step
             if not step.entered:
@@ -198,31 +214,34 @@ class Run:
     def use(self, loader: Loader | Queue) -> None:
         """A step takes data from a loader or queue."""
         if loader not in self.tracked.others.values():
-            self._ledger.use(loader)
+            self.ledger.use(loader)
 
     @property
     def queues(self) -> list[Queue]:
         """Those that steps took items from."""
-        used = [*self._ledger.loaders, *self.tracked.others.values()]
+        used = [*self.ledger.loaders, *self.tracked.others.values()]
         return [each for each in used if isinstance(each, Queue)]
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self.current is not None:
             self.current.before_update(optimizer)
 
-    def wishes(self, late: bool) -> list[int]:
-        """This rank's part of a vote beyond the step itself; the largest of each counts."""
+    def wishes(self, loss: float, late: bool) -> list[int]:
+        """This rank's part of a vote beyond the step itself; the smallest of each counts."""
         due = self.saves.due(self.step + 1, time.monotonic())
-        return [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
+        flags = [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
+        return [to_word(loss), *flags, *self.rewinding.words()]
 
-    def agreed(self, words: Sequence[int]) -> None:
-        """What the ranks wish, taken together."""
-        stop, late, due = (-word for word in words)
+    def agreed(self, words: Sequence[int]) -> float:
+        """What the ranks wish, taken together; the largest loss."""
+        stop, late, due = (-word for word in words[1:4])
         self.wish.agree(stop)
         if late and not self.mending.late:
             self.mending.late = True
             self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
+        self.rewinding.agree(words[4:])
+        return from_word(words[0])
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
@@ -231,7 +250,9 @@ class Run:
             loader.commit()
         self.once.forget()
         if step.outcome is Outcome.REJECTED:
-            self.say(f"step {step.number} was left out: a gradient or loss is not finite")
+            self.say(f"step {step.number} was left out: {step.fault}")
+        if self.spike is not None:
+            self.rewinding.watch(self.spike, step)
         if step.rows:
             self._write(Row(self.step, time.time(), numbers(step.rows)))
         if self._page is not None:
@@ -324,14 +345,14 @@ class Run:
         self.step = step
         self.went_back(step)
         self.say(f"going on after step {step:,}, from {source}")
-        changed = bits_differences(self._ledger.stored_bits, self._ledger.bits)
+        changed = bits_differences(self.ledger.stored_bits, self.ledger.bits)
         if changed:
             self.say(f"results may differ in their last bits from those of one launch: {'; '.join(changed)}")
 
-    def went_back(self, step: int) -> None:
+    def went_back(self, step: int, reason: str = "") -> None:
         """Later steps are done again."""
         if self.rank == 0:
-            self._open_log().write(WentBack(step, time.time()))
+            self._open_log().write(WentBack(step, time.time(), reason))
         self.recent = [row for row in self.recent if row.step <= step]
 
     def _open_log(self) -> Log:
@@ -340,7 +361,7 @@ class Run:
         return self._log
 
     def _write(self, row: Row) -> None:
-        for name, best in self._ledger.bests.items():
+        for name, best in self.ledger.bests.items():
             plain = name.removesuffix(" highest")
             if plain in row.values:
                 best.see(row.values[plain], row.step, highest=plain != name)
@@ -361,7 +382,7 @@ class Run:
             self.tell(f"the log of step {self.step} was not written: {error.strerror}")
 
     def _is_reached(self, until: int | None) -> bool:
-        return (until is not None and self.step >= until) or self._ledger.exhausted
+        return (until is not None and self.step >= until) or self.ledger.exhausted
 
     def _leave(self, reached: bool) -> bool:
         """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""

@@ -6,6 +6,7 @@ S3  A loss explains every `Exception` of its attempt; others are the user's, and
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -17,6 +18,7 @@ import torch
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError
 from argosy.data import Loader, Queue, seed_generators
+from argosy.train.spikes import NOTHING
 from argosy.train.tracking import Capsule, local
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Outcome(Enum):
     COMPARED = "computed once, to be compared with the second time"
     OPEN = "not decided"
     APPLIED = "all ranks apply it"
-    REJECTED = "all ranks leave it out: a number is not finite"
+    REJECTED = "all ranks leave it out: a number is not finite, or the loss a spike"
     LOST = "a rank was lost"
 
 
@@ -62,6 +64,11 @@ class Step:
         self.rows: dict[str, Any] = {}
         self._updates = 0
         self._finite = True
+        self.loss = NOTHING
+        """The largest that `check` was given, on any rank once the step is decided."""
+        self.spiked = False
+        self.fault = ""
+        """Why it was left out."""
         self._issued = -1
         self._latch: Any = None
         self._light = Capsule({}, {})
@@ -134,8 +141,10 @@ class Step:
         return self._run.once.get(self.number, name, make, rehearsal=self.rehearsal)
 
     def check(self, loss: Any) -> None:
-        """Leave this step out, on all ranks, if `loss` is not finite."""
-        self._finite = self._finite and bool(torch.isfinite(torch.as_tensor(loss)).all())
+        """Leave this step out, on all ranks, if `loss` is not finite, or a spike by the policy of the run."""
+        value = float(torch.as_tensor(loss).detach().max())
+        self._finite = self._finite and math.isfinite(value)
+        self.loss = max(self.loss, value) if self._finite else self.loss
 
     # -- the transaction ---------------------------------------------------------------------------
 
@@ -215,7 +224,7 @@ class Step:
         run = self._run
         run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
         applies = int(self._updates > 0)
-        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(self._late)]
+        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(self.loss, self._late)]
         try:
             answer = run.crew.ask(mine, self._latch)
         except CollectiveMismatch as error:
@@ -232,8 +241,13 @@ class Step:
             )
             run.give_up()
             raise Diverged(f"ranks disagree: {whole}", hint=AGREE)
-        run.agreed(answer[5:])
-        self.outcome = Outcome.APPLIED if answer[4] else Outcome.REJECTED
+        self.loss = run.agreed(answer[5:])
+        self.spiked = bool(answer[4]) and run.spike is not None and run.ledger.watch.is_spike(run.spike, self.loss)
+        if self.spiked:
+            self.fault = f"the loss is {self.loss:.4g}, its mean was {run.ledger.watch.mean:.4g}"
+        elif not answer[4]:
+            self.fault = "a gradient or loss is not finite"
+        self.outcome = Outcome.REJECTED if self.fault else Outcome.APPLIED
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

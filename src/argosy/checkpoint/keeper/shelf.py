@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from argosy.checkpoint.format import era_of
+
 HELD = 2
 
 
@@ -67,7 +69,8 @@ def versions(slots: Iterable[Slot]) -> list[tuple[int, str]]:
         if slot.phase == "held":
             found.setdefault((slot.step, slot.name), set()).add(slot.rank)
             sizes[slot.step, slot.name] = slot.size
-    return sorted((key for key, ranks in found.items() if len(ranks) == sizes[key]), reverse=True)
+    whole = (key for key, ranks in found.items() if len(ranks) == sizes[key])
+    return sorted(whole, key=lambda key: (era_of(key[1]), *key), reverse=True)
 
 
 def surplus(slots: Collection[Slot]) -> list[Slot]:
@@ -110,7 +113,10 @@ def _count(slots: Iterable[Slot], rank: int) -> int:
 
 def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
     mine = sorted((s for s in slots if s.rank == rank and s.phase == "held"), key=lambda slot: slot.order)
-    ready = [slot for slot in mine if not slot.users and (slot.durable or len(mine) > 1)]
+    complete = {name for _, name in versions(slots)}
+    newest = max((slot.order for slot in slots if slot.name in complete), default=-1)
+    # The newest whole version goes only where there is room for one; parts of later ones wait for their other ranks.
+    ready = [slot for slot in mine if not slot.users and (slot.order < newest or (slot.durable and len(mine) == 1))]
     if ready:
         oldest = ready[0]
         if oldest.bytes >= size:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, era_of
 from argosy.checkpoint.keeper.held import read_draft
 from argosy.checkpoint.keeper.life import known_keepers
 from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
@@ -70,7 +70,7 @@ class KeeperSource:
         except ArgosyError:
             return []
         # What is in memory is of the run that lives: newer than files of the same step.
-        return [Candidate(version.step, IN_MEMORY, version.name) for version in answer.versions]
+        return [Candidate(era_of(version.name), version.step, IN_MEMORY, version.name) for version in answer.versions]
 
     def open(self, name: str) -> tuple[ArenaFiles, Step]:
         """Map a version; it stays as it is until `close`.
@@ -117,6 +117,7 @@ def _step(name: str, drafts: list[Draft]) -> Step:
     first = min(drafts, key=lambda draft: draft.rank)
     root = Root(
         step=first.step,
+        era=era_of(name),
         session=name.rpartition("-")[2],
         saved_at=0.0,
         size=first.size,
