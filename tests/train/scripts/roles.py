@@ -1,12 +1,11 @@
 """Two trainers, two generators and a judge, who die where they are told to; driven by test_roles.py.
 
-roles.py DIRECTORY STEPS [ROLE RANK.GENERATION:PLACE:STEP | everybody:STEP]...
+A death is "role rank.generation:place:step", or "trainers:step" for both, who are then not called again.
 """
 
 import hashlib
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,8 +21,8 @@ GROUPS = 6
 
 
 class Role:
-    def __init__(self, directory: Path, steps: int, deaths: tuple[str, ...], driver: int) -> None:
-        self.directory, self.steps, self.deaths, self.driver = directory, steps, deaths, driver
+    def __init__(self, directory: Path, steps: int, deaths: tuple[str, ...]) -> None:
+        self.directory, self.steps, self.deaths = directory, steps, deaths
         self.rank = argosy.here().rank
         self.me = f"{type(self).__name__.lower()} {self.rank.index}.{self.rank.generation}"
 
@@ -31,9 +30,9 @@ class Role:
         """Somewhere in the life of a role: die if this is where it was said."""
         if f"{self.me}:{name}:{step}" in self.deaths:
             os.kill(os.getpid(), signal.SIGKILL)
-        if (self.me, name) == ("trainer 0.0", "before vote") and f"everybody:{step}" in self.deaths:
+        if (self.me, name) == ("trainer 0.0", "before vote") and f"trainers:{step}" in self.deaths:
             other = (self.directory / "built.1").read_text().split()[-1]
-            for pid in (self.driver, int(other), os.getpid()):
+            for pid in (int(other), os.getpid()):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -104,7 +103,7 @@ class Trainer(Role):
 def drive(directory: Path, steps: int, *deaths: str) -> list[str]:
     """All of it; returns the digests of the trainers' states."""
     queue = Queue(directory / "queue", batch=GROUPS)
-    common = directory, steps, deaths, os.getpid()
+    common = directory, steps, deaths
     with argosy.local() as cluster:
         warm = ["torch", "torch._dynamo", "argosy.data:Queue", "argosy.train:Run"]
         judging, generating, training = (
@@ -112,8 +111,5 @@ def drive(directory: Path, steps: int, *deaths: str) -> list[str]:
         )
         judge = judging.spawn(Judge, *common)[0].options(retry=5)
         generating.spawn(Generator, queue, *common)
-        return training.spawn(Trainer, *common).options(retry=5).train(queue, judge).gather()
-
-
-if __name__ == "__main__":
-    drive(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+        retry = 0 if any(death.startswith("trainers") for death in deaths) else 5
+        return training.spawn(Trainer, *common).options(retry=retry).train(queue, judge).gather()
