@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,25 @@ def test_waits_have_an_end_that_says_what_is_missing(tmp_path: Path):
     with pytest.raises(DeadlinePassed, match="room in the queue") as caught:
         queue.put(2)
     assert "2 items wait, of at most 2" in caught.value.hint
+
+
+def test_a_full_disk_makes_both_ends_wait_for_room(small_disk: Path):
+    (queue,) = ranks(small_disk / "queue", 1, batch=1, patience_s=0.1)
+    queue.put("before")
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(DeadlinePassed) as caught:
+        queue.put("after")
+    assert "No space left on device" in caught.value.hint
+    with pytest.raises(DeadlinePassed) as caught:
+        taken([queue])
+    assert "No space left on device" in caught.value.hint
+    ballast.unlink()
+    queue.put("after")
+    assert (taken([queue]), len(queue)) == ([[["before"]]], 1)
+    assert list((small_disk / "queue" / "unfinished").iterdir()) == []
 
 
 def test_a_wait_for_items_ends_when_it_has_become_useless(tmp_path: Path):

@@ -1,9 +1,6 @@
 """A run of one process, without a launcher: what a script can say, and what it is told when it is wrong."""
 
 import json
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 from typing import Any, cast
@@ -305,17 +302,6 @@ def test_what_bits_depend_on_is_named_when_it_changed(tmp_path: Path, capsys: py
     finally:
         torch.set_num_threads(threads)
     assert f"threads was {threads}, is {threads + 1}" in capsys.readouterr().err
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(words, stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_full_disk_costs_checkpoints_and_rows_not_steps(small_disk: Path, capsys: pytest.CaptureFixture[str]):
