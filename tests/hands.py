@@ -166,6 +166,21 @@ class Awkward:
         return True
 
 
+class Irreparable(Worker):
+    """Fails whenever it is built again."""
+
+    @classmethod
+    def restore(cls, *args: Any) -> "Irreparable":
+        raise RuntimeError("the disk with my state is gone")
+
+
+class Options:
+    """Has endpoints that a handle has too."""
+
+    def options(self) -> str:
+        return "mine"
+
+
 class Beside:
     """Has endpoints that run beside each other."""
 

@@ -164,6 +164,26 @@ def filled(step: int, size: int = 1000) -> Capsule:
     return Capsule({"x": torch.full((size,), float(step)), "none": torch.empty(0)}, {"step": step})
 
 
+def test_a_version_can_be_that_of_many_steps(tmp_path: Path):
+    pocket = Pocket(tmp_path, 0)
+    assert not pocket.extend(4, "local")
+    pocket.put(3, "local", filled(3))
+    assert all(pocket.extend(step, "local") for step in (4, 5, 6))
+    assert not pocket.extend(8, "local")
+    pocket.put(6, "local", filled(6))  # The step was done again, and came out otherwise.
+    pocket.put(6, "local", filled(7))
+    other = Pocket(tmp_path, 0)
+    assert [step for step in range(9) if other.get(step, "local") is not None] == [3, 4, 5, 6]
+    for step, what in ((5, 3), (6, 7)):
+        found = other.get(step, "local")
+        assert found is not None
+        assert_same(found, filled(what))
+    other.put(7, "local", filled(8))
+    assert other.get(5, "local") is None
+    other.clear()
+    assert Pocket(tmp_path, 0).steps("local") == []
+
+
 def test_a_pocket_holds_the_last_two_versions(tmp_path: Path):
     pocket = Pocket(tmp_path, 3)
     for step in range(5):

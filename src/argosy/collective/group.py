@@ -268,11 +268,13 @@ class Group(dist.ProcessGroup):
             return list(words)
         if self.loss is not None:
             raise self.loss
-        found = torch.tensor(words, dtype=torch.int64)
-        options = reduction_options("MIN")
-        plan = plans.all_reduce("vote", [found], reduction_code(options), ("allreduce", ([found], options)))
-        self._carry_out(plan, self._timeout.total_seconds())
-        return [int(word) for word in found]
+        assert self._inside is not None
+        ballot = self._inside.ballot(words)
+        if self._inside.engine is None:
+            self._inside.through_gloo(ballot.plan())
+        else:
+            self._inside.engine.run(ballot.wish, [ballot.part], [ballot.part], self._timeout.total_seconds())
+        return ballot.words.tolist()
 
     def shutdown(self) -> None:
         self._queue.close()
@@ -337,25 +339,13 @@ class Group(dist.ProcessGroup):
         inside = self._inside
         assert inside is not None
         if not inside.takes(plan.tensors):
-            self._through_gloo(inside, plan)
+            inside.through_gloo(plan)
             return
         assert inside.engine is not None
         for step in plan.prepare():
             inside.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
             step.finish()
         plan.after()
-
-    def _through_gloo(self, inside: Inside, plan: Plan) -> None:
-        method, arguments = plan.gloo
-        try:
-            getattr(inside.gloo(), method)(*arguments).wait()
-        except RuntimeError as error:
-            text = str(error)
-            if any(sign in text for sign in ("onnection", "ocket", "eer")):
-                raise PeerLost("a peer", text) from error
-            if "imed out" in text:
-                raise DeadlinePassed(f"{plan.name}: {text}", self._timeout.total_seconds()) from error
-            raise
 
     # -- operations --------------------------------------------------------------------------------
 

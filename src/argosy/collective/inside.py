@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from argosy.collective.engine import Engine
+from argosy.collective.plans import Ballot, Plan
 from argosy.collective.postman import Postman
 from argosy.collective.rendezvous import Meeting, meet
+from argosy.core import DeadlinePassed, PeerLost
 
 
 class Inside:
@@ -23,6 +25,7 @@ class Inside:
         self.engine: Engine | None = None
         self._postman: Postman | None = None
         self._gloo: Any = None
+        self._ballot: Ballot | None = None
         self._lock = threading.Lock()
 
     def open(self, ranks: Sequence[int], timeout_s: float, give_up: Callable[[], bool] | None) -> None:
@@ -39,6 +42,13 @@ class Inside:
                 return False
         return True
 
+    def ballot(self, words: Sequence[int]) -> Ballot:
+        """These words, ready for a vote."""
+        if self._ballot is None or len(self._ballot.words) != len(words):
+            self._ballot = Ballot(len(words))
+        self._ballot.words[:] = words
+        return self._ballot
+
     def postman(self) -> Postman:
         with self._lock:
             assert self.engine is not None
@@ -54,6 +64,18 @@ class Inside:
                 store = dist.PrefixStore(f"argosy/gloo/{meeting.generation}", self._store)
                 self._gloo = dist.ProcessGroupGloo(store, meeting.rank, meeting.size, timeout=self._timeout)
             return self._gloo
+
+    def through_gloo(self, plan: Plan) -> None:
+        method, arguments = plan.gloo
+        try:
+            getattr(self.gloo(), method)(*arguments).wait()
+        except RuntimeError as error:
+            text = str(error)
+            if any(sign in text for sign in ("onnection", "ocket", "eer")):
+                raise PeerLost("a peer", text) from error
+            if "imed out" in text:
+                raise DeadlinePassed(f"{plan.name}: {text}", self._timeout.total_seconds()) from error
+            raise
 
     def close(self) -> None:
         if self._postman is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from argosy.collective.arguments import reduction_options
 from argosy.collective.wire import REDUCIBLE, Kind, Wish, dtype_code
 
 Tensor = torch.Tensor
@@ -106,6 +107,19 @@ def all_reduce(name: str, tensors: Sequence[Tensor], reduction: int, gloo: tuple
 
     plan.prepare = prepare
     return plan
+
+
+class Ballot:
+    """The words of votes, in memory that the engine reads and writes: the smallest of each."""
+
+    def __init__(self, count: int) -> None:
+        self._words = torch.empty(count, dtype=torch.int64)
+        self.words = self._words.numpy()
+        self.part: Part = (self._words.data_ptr(), self._words.nbytes)
+        self.wish = Wish(Kind.ALL_REDUCE, "vote", dtype_code(torch.int64), _MINIMUM)
+
+    def plan(self) -> Plan:
+        return all_reduce("vote", [self._words], _MINIMUM, ("allreduce", ([self._words], reduction_options("MIN"))))
 
 
 def reduce(tensor: Tensor, reduction: int, root: int, here: tuple[int, int], gloo: tuple[str, tuple[Any, ...]]) -> Plan:

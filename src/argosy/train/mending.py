@@ -35,6 +35,9 @@ class Mending:
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
         self._said = False
+        self._voted: dict[str, int] = {}
+        """The versions of buffers, as torch counts them, when the last vote began."""
+        self._final = -1
         self.holders: dict[str, tuple[int, ...]] = {}
         """Of what only some ranks have, such as the stages of a pipeline: who has it."""
 
@@ -179,6 +182,9 @@ class Mending:
         if run.pocket is None or not self.copies or not (buffers := run.tracked.buffers()):
             return
         changed = [name for name, now in buffers.items() if final or not torch.equal(now, before.tensors[name])]
+        self._voted = {name: buffer._version for name, buffer in buffers.items()}
+        if not changed and self._final < step - 1 and run.pocket.extend(step, "local"):
+            return
         self._put_local(run.pocket, step, "local", Capsule(buffers, {"changed": changed}))
 
     def _put_local(self, pocket: Pocket, step: int, kind: Kind, capsule: Capsule) -> None:
@@ -192,13 +198,17 @@ class Mending:
                     "come from another rank; free /dev/shm, or make it larger"
                 )
 
-    def _after_block(self) -> None:
+    def _after_block(self, late: bool) -> None:
         """The same again, if something changed since the vote."""
         run = self._run
         if run.pocket is None or not self.copies or not (buffers := run.tracked.buffers()):
             return
+        # What other ranks send is written past torch, which then counts no version.
+        if not late and all(buffer._version == self._voted.get(name) for name, buffer in buffers.items()):
+            return
         voted = run.pocket.get(run.step, "local")
         if voted is None or not all(torch.equal(now, voted.tensors[name]) for name, now in buffers.items()):
+            self._final = run.step
             self._put_local(run.pocket, run.step, "final", Capsule(buffers, {}))
 
     def after(self, step: "Step", *, late: bool) -> None:
@@ -207,7 +217,7 @@ class Mending:
         self.pending = late and not run.undo
         run.undo = self.late or (run.undo and step.number < 1)
         self.put_full()
-        self._after_block()
+        self._after_block(late)
 
     def put_full(self) -> None:
         """Where ranks hold different parameters each keeps its own, every step."""

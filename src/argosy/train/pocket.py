@@ -16,8 +16,8 @@ from torch import Tensor
 
 from argosy.train.tracking import Capsule
 
-_HEAD = struct.Struct("<QQQ")
-"""Step + 1 (0: not whole), bytes of the description, bytes of the tensors."""
+_HEAD = struct.Struct("<QQQQ")
+"""The last step that it is of, plus one (0: not whole), the first one, bytes of the description and the tensors."""
 _ALIGN = 64
 Kind = Literal["full", "local", "final"]
 """All of a rank's state; what is its alone, as of the vote; and the same after the block, where that differs."""
@@ -77,6 +77,7 @@ class Pocket:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
         self._maps: dict[Path, mmap.mmap] = {}
+        self._newest: dict[Kind, Path] = {}
 
     def put(self, step: int, kind: Kind, capsule: Capsule) -> None:
         """Keep what the rank has after `step` steps; the version before the last one goes.
@@ -86,40 +87,68 @@ class Pocket:
         """
         packed = plan(capsule)
         at = _HEAD.size + len(packed.description)
-        memory = self._room(self._path(step, kind), at + _ALIGN + packed.size)
+        path = self._place_for(step, kind)
+        memory = self._room(path, at + _ALIGN + packed.size)
         memory[:8] = bytes(8)  # P1
         memory[_HEAD.size : at] = packed.description
         if packed.size:
             start = -(-at // _ALIGN) * _ALIGN
             write(packed, capsule, torch.frombuffer(memory, dtype=torch.uint8, count=packed.size, offset=start))
-        _HEAD.pack_into(memory, 0, 0, len(packed.description), packed.size)
+        _HEAD.pack_into(memory, 0, 0, step, len(packed.description), packed.size)
         memory[:8] = struct.pack("<Q", step + 1)
+        self._newest[kind] = path
+
+    def extend(self, step: int, kind: Kind) -> bool:
+        """Say that what was put last is also what the rank has after `step`; False if it is not of the step before."""
+        path = self._newest.get(kind)
+        if path is None:
+            return False
+        mark, first, _, _ = _HEAD.unpack_from(self._maps[path])
+        if mark < step or first >= step:
+            return False
+        self._maps[path][:8] = struct.pack("<Q", step + 1)
+        return True
 
     def steps(self, kind: Kind) -> list[int]:
-        """The steps of which a version of this kind is whole."""
-        found = (self._read(self._path(number, kind)) for number in (0, 1))
-        return sorted(step for step, _ in filter(None, found))
+        """The last steps of the versions of this kind that are whole."""
+        return sorted(last for _, last, _ in self._versions(kind))
 
     def get(self, step: int, kind: Kind) -> Capsule | None:
         """The version of a step, where it lies."""
-        found = self._read(self._path(step, kind))
-        return found[1] if found is not None and found[0] == step else None
+        return next((capsule for first, last, capsule in self._versions(kind) if first <= step <= last), None)
 
     def clear(self) -> None:
         """Forget all versions."""
         for path in self._folder.glob(f"{self._rank}.*[01]"):
             self._room(path, _HEAD.size)[:8] = bytes(8)
 
-    def _path(self, step: int, kind: Kind) -> Path:
-        return self._folder / f"{self._rank}.{kind}{step % 2}"
+    def _paths(self, kind: Kind) -> list[Path]:
+        return [self._folder / f"{self._rank}.{kind}{number}" for number in (0, 1)]
 
-    def _read(self, path: Path) -> tuple[int, Capsule] | None:
+    def _place_for(self, step: int, kind: Kind) -> Path:
+        """Where a version goes: not where that of the step before is."""
+        paths = self._paths(kind)
+        if kind not in self._newest:
+            found = [self._read(path) for path in paths]
+            return min(zip(found, paths, strict=True), key=lambda each: -1 if each[0] is None else each[0][1])[1]
+        newest = self._newest[kind]
+        mark, first, _, _ = _HEAD.unpack_from(self._maps[newest])
+        if mark and first >= step:
+            return newest
+        if mark > step:
+            self._maps[newest][:8] = struct.pack("<Q", step)
+        return paths[1 - paths.index(newest)]
+
+    def _versions(self, kind: Kind) -> list[tuple[int, int, Capsule]]:
+        return [found for path in self._paths(kind) if (found := self._read(path)) is not None]
+
+    def _read(self, path: Path) -> tuple[int, int, Capsule] | None:
         try:
             with open(path, "r+b") as file:
                 memory = mmap.mmap(file.fileno(), 0)
         except (OSError, ValueError):
             return None
-        mark, length, size = _HEAD.unpack_from(memory)
+        mark, first, length, size = _HEAD.unpack_from(memory)
         if not mark:
             return None
         at = _HEAD.size + length
@@ -129,7 +158,7 @@ class Pocket:
             if size
             else torch.empty(0, dtype=torch.uint8)
         )
-        return mark - 1, unpack(memory[_HEAD.size : at], content)
+        return first, mark - 1, unpack(memory[_HEAD.size : at], content)
 
     def _room(self, path: Path, size: int) -> mmap.mmap:
         known = self._maps.get(path)

@@ -20,6 +20,9 @@ SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
 
 
+_PLAIN = (int, float, str, bytes, type(None))
+
+
 class Ref(NamedTuple):
     """Stands for a tensor in a tree of values."""
 
@@ -40,6 +43,8 @@ class Tracked:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.others: dict[str, Any] = {}
+        self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
+        """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
 
     def add(self, name: str, thing: Any) -> None:
         """Take care of a thing from now on.
@@ -51,7 +56,7 @@ class Tracked:
             if known == name or other is thing:
                 raise ConfigError(f"{name} is tracked already" + (f", as {known}" if known != name else ""))
         if isinstance(thing, nn.Module):
-            self.modules[name] = thing
+            self.modules[name], self._homes = thing, None
         elif isinstance(thing, torch.optim.LBFGS):
             raise ConfigError(f"{name} cannot be tracked: LBFGS evaluates the model several times in one step")
         elif isinstance(thing, Optimizer):
@@ -93,11 +98,21 @@ class Tracked:
 
     def buffers(self) -> dict[str, Tensor]:
         """What forward passes change, each rank in its own way."""
-        return {
-            f"{name}/b/{key}": local(buffer)
-            for name, module in self.modules.items()
-            for key, buffer in module.named_buffers()
-        }
+        if self._homes is None:
+            self._homes = [
+                (f"{name}/b/{path}{'.' if path else ''}{key}", part._buffers, key)
+                for name, module in self.modules.items()
+                for path, part in module.named_modules()
+                for key in part._buffers
+            ]
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, home, key in self._homes:
+            buffer = home.get(key)
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                found[name] = local(buffer)
+        return found
 
     def gradients(self) -> list[Tensor]:
         """What the optimizers are about to use."""
@@ -107,6 +122,7 @@ class Tracked:
 
     def capture(self) -> Capsule:
         """All of it, as it is: the tensors are the live ones."""
+        self._homes = None
         tensors, values = {**self.parameters(), **self.buffers()}, dict[str, Any]()
         for name, optimizer in self.optimizers.items():
             values[name] = _optimizer_values(name, optimizer, tensors)
@@ -122,7 +138,7 @@ class Tracked:
             found: dict[str, Tensor] = {}
             value = take_apart(f"{name}/o", other.state_dict(), found)
             if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:
-                values[name] = copy.deepcopy(value)
+                values[name] = value
                 tensors.update(found)
         tensors |= self.buffers()
         return Capsule({name: tensor.clone() for name, tensor in tensors.items()}, values)
@@ -172,7 +188,7 @@ def take_apart(name: str, tree: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, list | tuple):
         parts = [take_apart(f"{name}.{number}", value, tensors) for number, value in enumerate(tree)]
         return parts if isinstance(tree, list) else tuple(parts)
-    return tree
+    return tree if isinstance(tree, _PLAIN) else copy.deepcopy(tree)
 
 
 def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
