@@ -77,6 +77,21 @@ class Restorable(Worker):
         return self.restored
 
 
+class Company:
+    """Ranks that wait for each other; the last one is killed the first time."""
+
+    @argosy.endpoint(idempotent=True)
+    def meet(self, gate: str) -> int:
+        place = argosy.here()
+        if place.rank.index == place.size - 1:
+            if not place.rank.generation:
+                os.kill(os.getpid(), signal.SIGKILL)
+            open(gate, "w").close()
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return place.rank.generation
+
+
 class Reluctant:
     """When it is replaced, it is ready only after it was let."""
 
@@ -149,6 +164,21 @@ class Awkward:
 
     def ready(self) -> bool:
         return True
+
+
+class Irreparable(Worker):
+    """Fails whenever it is built again."""
+
+    @classmethod
+    def restore(cls, *args: Any) -> "Irreparable":
+        raise RuntimeError("the disk with my state is gone")
+
+
+class Options:
+    """Has endpoints that a handle has too."""
+
+    def options(self) -> str:
+        return "mine"
 
 
 class Beside:

@@ -6,15 +6,17 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from console import until
-from hands import Beside, Caller, Restorable, Worker
+from hands import Beside, Caller, Options, Restorable, Worker
 from meshes import owner, until_gone
 
 import argosy
 from argosy import Cluster, ConfigError, DeadlinePassed, Mesh, PeerLost, Restart
+from argosy.process import LogLine
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,54 @@ def test_what_does_not_exist_is_named(workers, mesh: Mesh):
         workers.slice(pp=0)
     with pytest.raises(ConfigError, match="no such actor"):
         mesh.actors("nobody").square(3).gather()
+
+
+def test_what_was_asked_for_in_the_wrong_way_is_named(cluster: Cluster, mesh: Mesh):
+    with pytest.raises(ConfigError, match=r"handles have a method of this name themselves: Options\.options"):
+        mesh.spawn(Options)
+    with pytest.raises(ConfigError, match="actors are built from a class"):
+        mesh.spawn(cast(type, Worker()))
+    wrong: Any = "rank"
+    with pytest.raises(ConfigError, match="restart takes a policy: 'rank'") as caught:
+        cluster.mesh(ranks=2, restart=wrong)
+    assert caught.value.hint == "restart=argosy.Restart.rank()"
+    with pytest.raises(ConfigError, match="restart takes a policy: 'rank'"):
+        mesh.exec(["true"], restart=wrong)
+    with pytest.raises(ConfigError, match="dp='rank'"):
+        cluster.mesh(dp=wrong)
+    with pytest.raises(ConfigError, match="preload takes a list of words: 'rank'"):
+        cluster.mesh(ranks=1, preload="rank")
+
+
+def test_after_its_block_a_mesh_says_that_it_has_ended(cluster: Cluster):
+    with argosy.local(show=False) as ended:
+        mesh = ended.mesh(ranks=2, preload=[], restart=Restart.rank())
+        workers = mesh.spawn(Worker)
+        unread = workers.square(2)
+        blocked = workers[1].sleep(600)
+    for use in (
+        unread.gather,
+        blocked.get,
+        lambda: workers.square(3).gather(),
+        lambda: next(workers.square(3).stream()).get(),
+        lambda: workers[0].options(deadline_s=60).square(3).get(),
+        lambda: mesh.run(os.getpid).gather(),
+        lambda: mesh.spawn(Worker),
+        lambda: mesh.exec(["true"]),
+        lambda: mesh.service("late", ["true"], ready=LogLine("ready")),
+        lambda: mesh.find("late"),
+        lambda: mesh.slice(rank=0).run(os.getpid).gather(),
+        lambda: mesh.events.wait("replaced"),
+        lambda: asyncio.run(awaited(workers)),
+    ):
+        with pytest.raises(PeerLost, match="the end of its `with` block"):
+            use()
+    with pytest.raises(ConfigError, match="the cluster's block has ended"):
+        ended.mesh(ranks=1)
+
+
+async def awaited(workers: Any) -> Any:
+    return await workers.square(3)
 
 
 def test_what_cannot_be_pickled_is_named(workers):

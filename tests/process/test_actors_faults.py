@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from console import until
-from hands import Awkward, Reluctant, Twins, Worker
+from hands import Awkward, Company, Irreparable, Reluctant, Twins, Worker
 from meshes import gone, owner, until_gone
 
 import argosy
@@ -77,6 +77,15 @@ def kill_at_random(cluster: Cluster, kills: int, seed: int) -> None:
     mesh.stop()
 
 
+@pytest.mark.parametrize("collect", ["gather", "outcomes", "stream"])
+def test_a_call_is_made_again_while_others_wait_for_its_rank(cluster: Cluster, tmp_path: Path, collect: str):
+    mesh = cluster.mesh(ranks=2, preload=[], restart=FOR_EVER)
+    replies = mesh.spawn(Company).options(retry=3, deadline_s=60).meet(str(tmp_path / "gate"))
+    found = [reply.get() for reply in replies.stream()] if collect == "stream" else getattr(replies, collect)()
+    assert sorted(found) == [0, 1]
+    mesh.stop()
+
+
 def test_kills_at_any_moment_of_a_call(cluster: Cluster):
     kill_at_random(cluster, 25, seed=1)
 
@@ -85,6 +94,15 @@ def test_kills_at_any_moment_of_a_call(cluster: Cluster):
 @pytest.mark.timeout(3600)
 def test_a_thousand_kills(cluster: Cluster):
     kill_at_random(cluster, 1000, seed=2)
+
+
+def test_a_rank_that_cannot_be_restored_is_given_up_though_others_go_on(cluster: Cluster):
+    mesh = cluster.mesh(ranks=2, preload=[], restart=Restart(policy="rank", startup_max=1))
+    workers = mesh.spawn(Irreparable)
+    os.kill(workers.pid().gather()[0], signal.SIGKILL)
+    assert "failures in a row before any progress" in mesh.events.wait("gave up").cause
+    assert mesh.events.wait("ended").cause.startswith("rank 0: exit code 1")
+    assert mesh.events.newest(0) == 2
 
 
 def test_an_endpoint_that_blocks_for_ever_is_left_and_stopped(awkward):

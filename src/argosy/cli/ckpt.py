@@ -7,14 +7,33 @@ from typing import Any
 import click
 
 from argosy.cli.tables import ago, print_json, print_table
+from argosy.core import ConfigError
 
 _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+
+
+def find_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """The directory or URL that holds the checkpoints, also by the name of its run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from argosy.process import find_run
+
+    if "://" in text or Path(text).is_dir():
+        return text
+    if "/" in text:
+        raise ConfigError(f"no such directory: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
+    return str(find_run(text))
+
+
+_place = click.argument("directory", metavar="RUN", callback=find_place)
 _step = click.option("--step", type=int, help="A step; the newest if not given.")
 
 
 @click.group(short_help="List, verify, compare and convert checkpoints.")
 def command() -> None:
-    """List, verify, compare and convert the checkpoints of a run's directory."""
+    """List, verify, compare and convert the checkpoints of a run: its directory, its URL, or its name."""
 
 
 def amount(count: float) -> str:
@@ -27,7 +46,7 @@ def amount(count: float) -> str:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @_json
 def ls(directory: str, as_json: bool) -> None:
     """List the committed steps, newest first."""
@@ -50,7 +69,7 @@ def ls(directory: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @_step
 @_json
 def show(directory: str, step: int | None, as_json: bool) -> None:
@@ -69,7 +88,7 @@ def show(directory: str, step: int | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @click.option("--step", type=int, help="A step; all if not given.")
 @_json
 def verify(directory: str, step: int | None, as_json: bool) -> None:
@@ -91,7 +110,7 @@ def verify(directory: str, step: int | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @click.argument("first", type=int)
 @click.argument("second", type=int)
 @_json
@@ -112,7 +131,7 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("target", type=click.Path(path_type=Path))
 @_step
@@ -138,7 +157,7 @@ def import_(kind: str, source: Path, directory: str, step: int) -> None:
 
 
 @command.command()
-@click.argument("directory")
+@_place
 @click.option("--keep-last", type=int, default=3, show_default=True, help="How many of the newest to keep.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_json

@@ -29,13 +29,13 @@ def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
         Environment,
         GetEnvironment,
         Refused,
-        connect_agent,
         find_living,
         open_environment,
+        reach_agent,
     )
 
     living = find_living(run)
-    link = connect_agent()
+    link = reach_agent()
     link.send(GetEnvironment(living.run, rank))
     answer, fds = link.wait(30.0)
     if isinstance(answer, Refused):

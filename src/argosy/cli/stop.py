@@ -1,5 +1,6 @@
 """`argosy stop`: end a run, or all of them and the daemons."""
 
+import contextlib
 import signal
 import time
 
@@ -7,7 +8,7 @@ import click
 
 from argosy.cli.launching import check_seconds
 from argosy.cli.tables import print_json
-from argosy.core import ArgosyError, DeadlinePassed
+from argosy.core import DeadlinePassed, PeerLost
 
 
 @click.command(short_help="Stop a run, or everything.")
@@ -18,7 +19,7 @@ from argosy.core import ArgosyError, DeadlinePassed
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
-    from argosy.process import StopRun, ask, connect_agent, find_living, list_runs
+    from argosy.process import StopRun, ask, find_living, list_runs, reach_agent
 
     check_seconds("grace", grace)
     if everything:
@@ -28,7 +29,7 @@ def command(run: str | None, everything: bool, grace: float | None, dry_run: boo
         return
     living = find_living(run or "last")
     if not dry_run:
-        ask(connect_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
+        ask(reach_agent(), StopRun(living.run, "argosy stop", signal.SIGTERM, grace))
         wait_until_gone(living.directory)
     report([living.name], False, dry_run=dry_run, as_json=as_json)
 
@@ -57,22 +58,19 @@ def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
 
 
 def shut_down(patience_s: float = 120.0) -> bool:
-    """Stop all runs and the daemons, and wait until they are gone; False if there were none."""
-    from argosy.fabric import runtime_dir
-    from argosy.process import Shutdown, ask, connect_agent, reach_agent
+    """Stop all runs and the daemons, and wait until they are gone; False if there were none.
 
-    try:
-        link = connect_agent()
-    except ArgosyError:
-        if not (runtime_dir() / "warden.lock").exists():
-            return False
-        link = reach_agent()  # All daemons were killed: new ones know what they left, and remove it.
-    ask(link, Shutdown("argosy stop --all"))
-    link.close()
-    socket = runtime_dir() / "warden.sock"
+    Daemons that were killed leave files: new ones know what they left, and remove it.
+    """
+    from argosy.fabric import runtime_dir
+    from argosy.process import end_daemons
+
+    lock = runtime_dir() / "warden.lock"
     deadline = time.monotonic() + patience_s
-    while socket.exists():
+    found = lock.exists()
+    while lock.exists():
+        with contextlib.suppress(PeerLost):
+            end_daemons("argosy stop --all", deadline - time.monotonic())
         if time.monotonic() > deadline:
             raise DeadlinePassed("the end of the warden", patience_s)
-        time.sleep(0.01)
-    return True
+    return found

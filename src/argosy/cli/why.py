@@ -25,13 +25,15 @@ def command(run: str, as_json: bool) -> None:
 
     directory = find_run(run)
     record = read_record(directory)
-    living = next((each for each in list_runs().runs if each.directory == str(directory)), None)
+    alive = list_runs()
+    living = next((each for each in alive.runs if each.directory == str(directory)), None)
     steps = [rank.steps for rank in living.ranks] if living else []
     view = RunView(
         name=record.name,
         directory=str(directory),
         argv=record.argv,
-        state="running" if living else "ended",
+        state="running" if living else "ended" if record.state == "ended" else "lost",
+        supervised=bool(alive.daemons),
         size=record.size,
         started_at=record.started_at,
         now=time.time(),

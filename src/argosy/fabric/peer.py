@@ -194,9 +194,9 @@ class Peer:
             del self._watched[loop]
             loop.remove_reader(sock)
 
-    def close(self) -> None:
+    def close(self, cause: str) -> None:
         """End the link; calls in flight are lost."""
-        self._lose(self.sock, "this process closed the link")
+        self._lose(self.sock, cause)
 
     def forget(self) -> None:
         """In a forked child: the link is the parent's."""

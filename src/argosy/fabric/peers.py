@@ -22,12 +22,12 @@ def find_peer(path: Path, name: str, oracle: Callable[[], Oracle]) -> Peer:
         return peer
 
 
-def forget_peers(folder: Path) -> None:
-    """Close the links to all ranks that listen in `folder`."""
+def forget_peers(folder: Path, cause: str) -> None:
+    """Close the links to all ranks that listen in `folder`; `cause` is what calls in flight are lost by."""
     with _peers_lock:
         chosen = [_peers.pop(path) for path in list(_peers) if path.parent == folder]
     for peer in chosen:
-        peer.close()
+        peer.close(cause)
 
 
 def _forget_in_child() -> None:

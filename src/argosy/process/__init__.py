@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from argosy.process.host.messages import RankInfo as RankInfo
     from argosy.process.host.messages import Refused as Refused
     from argosy.process.host.messages import Runs as Runs
-    from argosy.process.host.messages import Shutdown as Shutdown
     from argosy.process.host.messages import Stacks as Stacks
     from argosy.process.host.messages import StopRun as StopRun
     from argosy.process.host.messages import TakeStacks as TakeStacks
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
     from argosy.process.run.rundir import read_facts as read_facts
     from argosy.process.run.rundir import read_record as read_record
     from argosy.process.terminal.client import ask as ask
-    from argosy.process.terminal.client import connect_agent as connect_agent
+    from argosy.process.terminal.client import end_daemons as end_daemons
     from argosy.process.terminal.client import find_living as find_living
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
@@ -105,14 +104,14 @@ _HOMES = {
         "actors.replies": "Replies Reply",
         "upkeep.checkup": "Check Measured judge_machine",
         "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
-        "terminal.client": "ask connect_agent find_living list_runs reach_agent",
+        "terminal.client": "ask end_daemons find_living list_runs reach_agent",
         "rank.environment": "open_environment own_limits seal_environment",
         "terminal.foreground": "Foreground",
         "imports.scan": "fingerprint scan",
         "evidence.incident": "Incident read_incidents",
         "run.launch": "Launch rank_defaults zygote_key",
         "upkeep.measuring": "measure_machine",
-        "host.messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Shutdown Stacks StopRun "
+        "host.messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Stacks StopRun "
         "TakeStacks ToClient WatchRun Welcome",
         "upkeep.remains": "find_leftovers find_runs look_at_run",
         "upkeep.removing": "remove remove_empty",

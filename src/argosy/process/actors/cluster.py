@@ -6,7 +6,7 @@ from pathlib import Path
 
 from argosy.core import ConfigError, DeadlinePassed
 from argosy.fabric import Server, here, runtime_dir
-from argosy.process.actors.handles import Grid
+from argosy.process.actors.handles import Grid, check_endpoints
 from argosy.process.actors.host import Housed, housed_here, run_folder, socket_path
 from argosy.process.actors.launching import Wanted, make_launch, submit
 from argosy.process.actors.mesh import Mesh
@@ -21,6 +21,7 @@ class Cluster:
     def __init__(self, show: bool) -> None:
         self._show = show
         self._meshes: list[Mesh] = []
+        self._closed = False
 
     def mesh(
         self,
@@ -40,6 +41,8 @@ class Cluster:
         become the ranks that are replaced next. `hang_after_s`: after so long without progress a rank that had made
         steps or collectives is reported as hung.
         """
+        if self._closed:
+            raise ConfigError("the cluster's block has ended", hint="make meshes inside of it, or open argosy.local()")
         if (ranks is None) == (not dims):
             raise ConfigError("a mesh needs either ranks=N or named dimensions such as dp=2, tp=2")
         shape = dims if ranks is None else {"rank": ranks}
@@ -60,7 +63,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all meshes and wait until they are gone."""
-        meshes, self._meshes = self._meshes, []
+        meshes, self._meshes, self._closed = self._meshes, [], True
         for mesh in reversed(meshes):
             mesh.stop()
 
@@ -105,6 +108,7 @@ def serve(name: str, actor: object) -> None:
     place = here()
     if place.socket is None:
         raise ConfigError("only ranks of a run can serve", hint="start this script with `argosy run`")
+    check_endpoints(type(actor))
     with _serving:
         housed = housed_here()
         if housed is None:

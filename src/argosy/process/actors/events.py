@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from argosy.core import DeadlinePassed
+from argosy.core import DeadlinePassed, PeerLost
 from argosy.process.run import facts
 
 
@@ -90,17 +90,20 @@ class Events:
 
         Raises:
             DeadlinePassed: there was none within `timeout_s`.
+            PeerLost: the mesh ended without it.
         """
 
         def find() -> MeshEvent | None:
-            return next((e for e in self._events if e.what == what and rank in (None, e.rank)), None)
+            asked = (e for e in self._events if e.what == what and rank in (None, e.rank))
+            return next(asked, next((e for e in self._events if e.what == "ended"), None))
 
         with self._news:
-            if not self._news.wait_for(lambda: find() is not None, timeout_s):
-                raise DeadlinePassed(f"an event {what!r}", timeout_s)
-            found = find()
-            assert found is not None
-            return found
+            found = self._news.wait_for(find, timeout_s)
+        if found is None:
+            raise DeadlinePassed(f"an event {what!r}", timeout_s)
+        if found.what != what:
+            raise PeerLost("the mesh", f"it ended before an event {what!r}: {found.cause}")
+        return found
 
     def __iter__(self) -> Iterator[MeshEvent]:
         position = 0

@@ -10,9 +10,9 @@ from typing import Any, overload
 
 import msgspec
 
-from argosy.core import ConfigError
+from argosy.core import ConfigError, PeerLost
 from argosy.fabric import Parcel, Peer, Ticket, context, find_peer
-from argosy.process.actors.fate import Chronicle
+from argosy.process.actors.fate import Chronicle, Gone
 from argosy.process.actors.host import marks, socket_path
 from argosy.process.actors.replies import Replies, Reply
 
@@ -38,6 +38,19 @@ class Grid(msgspec.Struct, frozen=True):
             f"rank {index} of {self.name}",
             lambda: lambda generation: chronicle.fate(index, generation),
         )
+
+    def living(self) -> Path:
+        """The private folder of the run.
+
+        Raises:
+            PeerLost: the run has ended.
+        """
+        folder = Path(self.folder)
+        if folder.is_dir():
+            return folder
+        fate = _chronicle(self.directory, self.folder).fate(0, -1)
+        cause = fate.cause if isinstance(fate, Gone) else "it has ended"
+        raise PeerLost(f"mesh {self.name}", cause, hint="make another one: cluster.mesh(...)")
 
 
 @cache
@@ -194,6 +207,22 @@ class Actor(Actors):
         ticket = self._peers[0].call(_parcel(self._name, method, args, kwargs, 1), self._name, method, 0.0, True)
         reply: Reply[Any] = Reply(self._ranks[0], ticket, 0.0)
         return reply
+
+
+def check_endpoints(kind: object) -> None:
+    """Refuse what is no class, and one with endpoints that a handle hides, because it has such a method itself.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if not isinstance(kind, type):
+        raise ConfigError(f"actors are built from a class: {kind!r}")
+    own = [name for name in dir(Actors) if not name.startswith("_")]
+    if hidden := [name for name in own if callable(getattr(kind, name, None))]:
+        raise ConfigError(
+            f"handles have a method of this name themselves: {kind.__name__}.{hidden[0]}",
+            hint=f"rename it; taken are {', '.join(own)}",
+        )
 
 
 def _parcel(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], receivers: int) -> Parcel:

@@ -42,6 +42,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
     """The launch, and the environment of its ranks."""
+    _check_kinds(wanted)
     if min(wanted.dims.values()) < 1:
         raise ConfigError(f"a mesh needs positive dimensions: {wanted.dims}")
     if wanted.restart.policy == "group" and wanted.restart.along not in wanted.dims:
@@ -86,6 +87,20 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
         return launch, environment
     key = zygote_key(launch, {**rank_defaults(launch), **environment})
     return msgspec.structs.replace(launch, key=key), environment
+
+
+def _check_kinds(wanted: Wanted) -> None:
+    """Refuse values of the wrong kind, as a notebook or a script without types may give them."""
+    restart, extents = cast(object, wanted.restart), cast("dict[str, object]", wanted.dims)
+    if not isinstance(restart, Restart):
+        policy = restart if restart in ("rank", "all", "never") else "rank"
+        raise ConfigError(f"restart takes a policy: {restart!r}", hint=f"restart=argosy.Restart.{policy}()")
+    for name, extent in extents.items():
+        if not isinstance(extent, int):
+            raise ConfigError(f"a dimension is a number of ranks: {name}={extent!r}")
+    for name, value in (("preload", wanted.preload), ("argv", wanted.argv)):
+        if isinstance(value, str):
+            raise ConfigError(f"{name} takes a list of words: {value!r}", hint=f"{name}={value.split()}")
 
 
 def submit(launch: Launch, environment: Mapping[str, str]) -> tuple[Link[ToClient], Welcome]:

@@ -10,7 +10,7 @@ from typing import Any
 from argosy.core import ConfigError, PeerLost
 from argosy.fabric import dump, forget_peers
 from argosy.process.actors.events import Events, MeshEvent
-from argosy.process.actors.handles import PLAINLY, Actors, Grid, slice_ranks
+from argosy.process.actors.handles import PLAINLY, Actors, Grid, check_endpoints, slice_ranks
 from argosy.process.actors.host import PLAIN, write_spec
 from argosy.process.actors.launching import GRACE_S, Wanted
 from argosy.process.actors.programs import Found, Program, Service, check_name, find, program_of, publish
@@ -19,6 +19,7 @@ from argosy.process.actors.replies import Replies
 from argosy.process.actors.watching import Watcher
 from argosy.process.run.restart import Restart
 
+OWNER = "its owner, by `stop` or the end of its `with` block"
 _counter = itertools.count()
 
 
@@ -58,12 +59,13 @@ class Mesh:
 
         A rank that is replaced builds it again from the same arguments, by `kind.restore(...)` if it has one.
         """
+        check_endpoints(kind)
         name = f"{kind.__name__}-{os.getpid():x}-{next(_counter)}"
         pickled, _ = dump((kind, args, kwargs), in_band=True)
         try:
-            write_spec(Path(self._grid.folder), name, pickled, self._ranks)
-        except FileNotFoundError:
-            raise PeerLost("the mesh", "it has ended") from None
+            write_spec(self._grid.living(), name, pickled, self._ranks)
+        except FileNotFoundError:  # It ends just now.
+            raise PeerLost(f"mesh {self.name}", "it has ended") from None
         self._plain().build(name).gather()
         return Actors(self._grid, name, kind, self._ranks, self.dims, PLAINLY)
 
@@ -79,6 +81,7 @@ class Mesh:
 
     def exec(self, argv: Sequence[str], *, name: str | None = None, restart: Restart | None = None) -> Program:
         """Execute a program once per rank, with the variables that torchrun would give it."""
+        self._grid.living()
         name = f"{self.name}-{name or f'exec{next(_counter)}'}"
         wanted = Wanted(dims=self.dims or {"rank": 1}, restart=restart or Restart.never())
         program = program_of(name, argv, wanted, show=True)
@@ -99,6 +102,7 @@ class Mesh:
 
         It is restarted when it fails, and with `health_s` also when its readiness is not met three times in a row.
         """
+        self._grid.living()
         wanted = Wanted(dims={"rank": 1}, restart=restart or Restart.rank())
         program = program_of(f"{self.name}-{check_name(name)}", argv, wanted, show=False)
         service = Service(name, program, ready, health_s)
@@ -109,7 +113,7 @@ class Mesh:
 
     def find(self, name: str, timeout_s: float = 60.0) -> Found:
         """A service of this mesh by its name, from any process; waits until it is ready."""
-        return find(Path(self._grid.folder), name, timeout_s)
+        return find(self._grid.living(), name, timeout_s)
 
     # --- supervision
 
@@ -128,8 +132,8 @@ class Mesh:
         watcher = self._owned("can stop it so")
         while self._programs:
             self._programs.pop().stop()
-        watcher.stop("its owner", GRACE_S)
-        forget_peers(Path(self._grid.folder))
+        watcher.stop(OWNER, GRACE_S)
+        forget_peers(Path(self._grid.folder), f"stopped by {OWNER}")
 
     def _owned(self, what: str) -> Watcher:
         if self._watcher is None:

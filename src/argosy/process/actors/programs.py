@@ -175,4 +175,4 @@ def program_of(name: str, argv: Sequence[str], wanted: Wanted, show: bool) -> Pr
     """Start a program under a run's name."""
     if not argv:
         raise ConfigError("a program needs at least its own name: []")
-    return Program(msgspec.structs.replace(wanted, name=name, argv=tuple(argv)), show)
+    return Program(msgspec.structs.replace(wanted, name=name, argv=argv), show)

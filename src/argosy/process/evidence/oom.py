@@ -9,6 +9,7 @@ import signal
 import msgspec
 
 from argosy.core import WaitStatus
+from argosy.process.evidence.proc_sample import read_small
 
 _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
@@ -86,12 +87,7 @@ def explain_oom(before: OomSample, after: OomSample, status: WaitStatus, *, aske
 def _directories(pid: int, root: str) -> list[tuple[str, str]]:
     """(cgroup, directory) of the process, innermost first; v1's memory controller before the unified one."""
     unified = ""
-    try:
-        with open(f"/proc/{pid}/cgroup") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    for line in lines:
+    for line in read_small(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             return _upwards(f"{root}/memory", path)
@@ -130,29 +126,19 @@ def _counter(cgroup: str, directory: str) -> OomCounter | None:
 
 
 def _oom_kills(path: str) -> int | None:
-    try:
-        with open(path) as file:
-            words = dict(line.split() for line in file if len(line.split()) == 2)
-        return int(words["oom_kill"])
-    except (OSError, KeyError, ValueError):
-        return None
+    words = (line.split() for line in read_small(path).splitlines())
+    return next((int(pair[1]) for pair in words if pair[0] == "oom_kill"), None)
 
 
 def _number(path: str) -> int:
-    try:
-        with open(path) as file:
-            return int(file.read())
-    except (OSError, ValueError):  # "max"
-        return 0
+    text = read_small(path)
+    return int(text) if text.isdecimal() else 0  # "max"
 
 
 def _host_share() -> float:
-    try:
-        with open("/proc/meminfo") as file:
-            sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
-        return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
-    except (OSError, KeyError, ValueError, IndexError):
-        return 0.0
+    sizes = dict(line.split()[:2] for line in read_small("/proc/meminfo").splitlines()[:3])  # Total, free, available.
+    available, total = sizes.get("MemAvailable:"), sizes.get("MemTotal:")
+    return 1.0 - int(available) / int(total) if available and total else 0.0
 
 
 def _size(count: int) -> str:

@@ -41,7 +41,7 @@ class ProcSample(msgspec.Struct, frozen=True):
 
 def read_proc(pid: int, *, deep: bool = False) -> ProcSample | None:
     """Sample a process, None if it is gone; `deep` adds what its threads wait for."""
-    stat = _read(f"/proc/{pid}/stat")
+    stat = read_small(f"/proc/{pid}/stat")
     if not stat:
         return None
     fields = stat.rpartition(")")[2].split()  # the command's name may hold spaces and parentheses
@@ -49,13 +49,13 @@ def read_proc(pid: int, *, deep: bool = False) -> ProcSample | None:
     if not deep:
         return shallow
     return msgspec.structs.replace(
-        shallow, wchan=_wchan(f"/proc/{pid}"), syscall=_read(f"/proc/{pid}/syscall"), each=_threads(pid)
+        shallow, wchan=_wchan(f"/proc/{pid}"), syscall=read_small(f"/proc/{pid}/syscall"), each=_threads(pid)
     )
 
 
 def catches(pid: int, signal_number: int) -> bool:
     """Whether the process handles the signal now; after an exec it no longer does, and would die of it."""
-    for line in _read(f"/proc/{pid}/status").splitlines():
+    for line in read_small(f"/proc/{pid}/status").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
     return False
@@ -190,7 +190,7 @@ def _threads(pid: int) -> tuple[ThreadSample, ...]:
     tids = sorted(found, key=lambda tid: (tid != pid, tid))[:THREADS_MAX]  # The main thread first, if pids wrapped too.
     samples: list[ThreadSample] = []
     for tid in tids:
-        stat = _read(f"/proc/{pid}/task/{tid}/stat")
+        stat = read_small(f"/proc/{pid}/task/{tid}/stat")
         if stat:
             state = stat.rpartition(")")[2].split()[0]
             samples.append(ThreadSample(tid, state, _wchan(f"/proc/{pid}/task/{tid}")))
@@ -198,13 +198,19 @@ def _threads(pid: int) -> tuple[ThreadSample, ...]:
 
 
 def _wchan(directory: str) -> str:
-    name = _read(f"{directory}/wchan")
+    name = read_small(f"{directory}/wchan")
     return "" if name == "0" else name  # 0: running, or the kernel does not tell this user
 
 
-def _read(path: str) -> str:
+def read_small(path: str) -> str:
+    """What a file of the kernel says, "" if there is none; half the calls of a file object: it is asked often."""
     try:
-        with open(path, "rb") as file:
-            return file.read().decode(errors="replace").strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(fd, 65536).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

@@ -38,7 +38,10 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     directory: str
     argv: list[str]
-    state: Literal["running", "ended"]
+    state: Literal["running", "ended", "lost"]
+    """`lost`: nobody lived to see its end."""
+    supervised: bool = True
+    """False between the death of an agent and the next one."""
     size: int
     started_at: float
     now: float
@@ -195,7 +198,10 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
         state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
         if verdict == "healthy" and (stopped := _stopped(facts)):
             state = f"runs with rank{'s' * (len(stopped) > 1)} {format_ranks(stopped)} stopped by a signal"
-        return f"{state}: {ranks}{at}, {lasted}{again}"
+        between = "" if run.supervised else "; its supervisor is being replaced"
+        return f"{state}: {ranks}{at}, {lasted}{again}{between}"
+    if run.state == "lost":
+        return f"lost: {ranks}{again}; nobody saw its end: Argosy's daemons were killed, or the machine restarted"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
     how = f"stopped by {stop.by}" if stop and (verdict in ("stopped", "hang")) else "ended"
     if verdict == "hang":
@@ -286,7 +292,7 @@ def _host(facts: Sequence[AnyFact]) -> str:
 def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict: str) -> dict[str, str]:
     name = shlex.quote(run.name)
     commands: dict[str, str] = {}
-    if run.state == "ended" and verdict != "done":
+    if run.state != "running" and verdict != "done":
         commands["resume"] = shlex.join(run.argv)
     commands["logs"] = f"argosy logs {name}" + (f" --rank {rank}" if rank is not None else "")
     if incident is not None and incident.stacks:

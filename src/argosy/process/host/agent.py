@@ -5,6 +5,7 @@ killed at any moment: the warden starts it again, and it recalls its runs from t
 
 A1  A client's link is the lease of its foreground run: when it ends, the run is stopped.
 A2  Bytes that are no message end the link that they came from, and nothing else.
+A3  Where nobody can reach it any more, because the runtime directory was removed, it stops its runs and ends.
 """
 
 import contextlib
@@ -66,12 +67,10 @@ from argosy.process.host.pool import Pool
 from argosy.process.host.proc import send_signal
 from argosy.process.host.running import Running
 from argosy.process.rank.cgroup import find_parent
-from argosy.process.rank.lifeline import hold_lifeline
+from argosy.process.rank.lifeline import Lifeline
 from argosy.process.run import root
 from argosy.process.run.rundir import Owner, RunDir, absent, free_directory, index_run, next_launch, run_id
 
-LEASE_S = 10.0
-"""How long a foreground run waits for its client after a restart of the agent."""
 UPKEEP_S = 2.0
 
 
@@ -90,11 +89,11 @@ class Agent:
         self.linger_s = 600.0
         self.idle_since = time.monotonic()
         self.upkeep_at = 0.0
-        self.quitting = False
+        self.leaving = self.quitting = False
         self.links: set[Link[ToAgent] | Link[FromWarden]] = set()
         self.zygotes_alive: set[str] = set()
         """Keys of zygotes that an earlier agent started and that have not come back yet."""
-        hold_lifeline(runtime)
+        self.lifeline = Lifeline(runtime)
         self.warden, self.warden_pid = self.find_warden()
         self.zygotes_alive.update(child.run for child in self.inherited if child.what == "zygote")
         self.adoption = Adoption(self)
@@ -129,6 +128,8 @@ class Agent:
 
     def tick(self) -> None:
         """Wake-ups, evidence under way, leases, upkeep, linger; then all that is to be said is sent."""
+        if not self.leaving and not self.lifeline.in_place:  # A3
+            self.shut_down(f"the removal of Argosy's runtime directory, {self.runtime}")
         now = time.time()
         while self.wakes and self.wakes[0][0] <= now:
             _, run = heapq.heappop(self.wakes)
@@ -306,8 +307,7 @@ class Agent:
 
     def shut_down(self, by: str) -> None:
         """Stop all runs, then everything."""
-        self.linger_s = 0.0
-        self.idle_since = -1e9
+        self.leaving, self.linger_s, self.idle_since = True, 0.0, -1e9
         for run in list(self.runs.values()):
             run.feed(root.StopWanted(by, signal.SIGTERM))
 
@@ -414,8 +414,9 @@ class Agent:
         self.runs.pop(run.run, None)
         if not self.runs:
             self.idle_since = max(self.idle_since, time.monotonic()) if self.linger_s else -1e9
-            self.log.forget()
-            forget_exits(self.runtime)
+            if self.lifeline.in_place:
+                self.log.forget()
+                forget_exits(self.runtime)
 
     # --- the warden
 
@@ -477,7 +478,7 @@ class Agent:
         self.selector.unregister(self.warden)
         self.links.discard(self.warden)
         self.warden.close()
-        if self.quitting:
+        if self.quitting or self.lifeline.replaced:
             raise SystemExit(0)
         start_warden(self.runtime, os.getpid())
         self.warden, self.warden_pid = self.find_warden()

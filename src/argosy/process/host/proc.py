@@ -50,11 +50,9 @@ def open_process(process: Born) -> int | None:
     return fd
 
 
-def is_dead(pidfd: int) -> bool:
-    """Whether the process has ended, reaped or not."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
+def is_alive(process: Born) -> bool:
+    """Whether the process exists and has not ended."""
+    return start_ticks(process.pid) == process.start and zombie_status(process.pid) is None
 
 
 def send_signal(process: Born, signum: int) -> bool:

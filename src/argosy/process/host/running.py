@@ -295,8 +295,9 @@ class Running:
         self.paused.pop(rank.index, None)
         self.inquest.exited(rank, message.status, oom)
         managed = any(p.has(Flag.RUN_MANAGED) for p in progress.values())
-        # Where the others only wait for the lost rank, their steps are no sign that its replacement fares better.
-        movers = [progress[rank]] if managed and rank in progress else progress.values()
+        # What others do that it was not started with, or that only wait for it, is no sign that it fares better.
+        started_with = {each for each in progress if each.generation == rank.generation and not managed}
+        movers = [seen for each, seen in progress.items() if each == rank or each in started_with]
         self.feed(
             root.Exited(
                 rank,

@@ -5,7 +5,8 @@ descriptors on a shelf for the next agent. It holds no user code, no torch, and 
 
 W1  One warden per runtime directory: a lock on `warden.lock` says who.
 W2  The agent is restarted whenever it ends before `Quit`; after five quick deaths, slower.
-W3  After `Quit` no descendant and no file of the runtime directory is left.
+W3  After `Quit` no descendant, no zygote of a killed warden, and no file of the runtime directory is left.
+W4  It serves its own directory: one that was removed is never written to again, and whoever has it now is left alone.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ from argosy.process.host.reaper import Reaper
 from argosy.process.rank.cgroup import remove_parent
 from argosy.process.rank.child import reset_signals, settle
 from argosy.process.rank.environment import open_environment
-from argosy.process.rank.lifeline import hold_lifeline
+from argosy.process.rank.lifeline import Lifeline
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
@@ -66,7 +67,7 @@ class Warden:
         self.agent_deaths: list[float] = []
         self.shelf: dict[str, int] = {}
         self.quitting = False
-        hold_lifeline(runtime)
+        self.lifeline = Lifeline(runtime)
 
     def loop(self) -> None:
         """Serve until `Quit`."""
@@ -76,6 +77,8 @@ class Warden:
                 self.agent_deaths = [t for t in self.agent_deaths if time.monotonic() - t < 60]
                 restart_at = time.monotonic() + (0.0 if len(self.agent_deaths) < 5 else 2.0)  # W2
             if restart_at is not None and time.monotonic() >= restart_at:
+                if not self.lifeline.in_place:  # W4
+                    break
                 self.start_agent()
                 restart_at = None
             self.wait(None if restart_at is None else max(0.0, restart_at - time.monotonic()))
@@ -207,16 +210,18 @@ class Warden:
         link.send(Forked(child))
 
     def quit(self) -> None:
-        """End all descendants, then remove every file (W3)."""
+        """End all that is left, then remove every file (W3)."""
         deadline = time.monotonic() + _QUIT_S
         for signum in (signal.SIGTERM, signal.SIGKILL):
-            for pid in _descendants(os.getpid()):
+            for pid in self.left():
                 with contextlib.suppress(OSError):
                     os.kill(pid, signum)
-            while _descendants(os.getpid()) and time.monotonic() < deadline:
+            while self.left() and time.monotonic() < deadline:
                 list(self.reaper.collect())
                 time.sleep(0.005)
             deadline = time.monotonic() + _QUIT_S
+        if self.lifeline.replaced:  # W4
+            return
         remove_parent(self.runtime)
         shutil.rmtree(shared_memory_dir(self.runtime), ignore_errors=True)
         shutil.rmtree(self.runtime / "runs", ignore_errors=True)
@@ -226,6 +231,11 @@ class Warden:
         for directory in (self.runtime, self.runtime.parent):
             with contextlib.suppress(OSError):
                 directory.rmdir()
+
+    def left(self) -> set[int]:
+        """What must end before the warden does: its descendants, and zygotes of an earlier one with theirs."""
+        roots = [os.getpid(), *self.lifeline.zygotes()]
+        return {*roots, *(pid for root in roots for pid in _descendants(root))} - {os.getpid()}
 
 
 def _execute_daemon(argv: list[str], log: Path) -> None:
@@ -287,6 +297,8 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
+    with contextlib.suppress(BlockingIOError):  # systemd-tmpfiles leaves a locked directory alone, however old it is.
+        fcntl.flock(os.open(runtime, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

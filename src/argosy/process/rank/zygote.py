@@ -48,7 +48,7 @@ from argosy.process.rank.beside import run_beside
 from argosy.process.rank.boot import Inherited, run_rank
 from argosy.process.rank.child import reset_signals
 from argosy.process.rank.fresh import leave_finalizers, tolerate_full_disk
-from argosy.process.rank.lifeline import hold_lifeline
+from argosy.process.rank.lifeline import Lifeline
 from argosy.process.rank.preload import Preloaded, preload
 from argosy.process.rank.spares import Spares, wait_as_spare
 from argosy.process.rank.store import serve_store
@@ -77,7 +77,7 @@ class Zygote:
         self.spares = Spares(lambda theirs, run: self.become(lambda: self.live_as_spare(theirs, run)))
         self.told: dict[str, list[int]] = {}
         """The spares that the agent knows of."""
-        hold_lifeline(runtime)
+        self.lifeline = Lifeline(runtime, zygote=True)
 
     def loop(self) -> None:
         """Serve agents until retired and childless."""
@@ -90,9 +90,9 @@ class Zygote:
                 self.disconnect()
 
     def reconnect(self) -> bool:
-        """Find the agent, or the next one; False if none came. Exits are recorded meanwhile."""
+        """Find the agent, or the next one; False if none came, or none of ours. Exits are recorded meanwhile."""
         deadline, start_at = time.monotonic() + RECONNECT_S, time.monotonic() + START_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.lifeline.in_place:
             with contextlib.suppress(ArgosyError):
                 self.link = connect(self.runtime / "agent.sock", to_zygote, "the agent")
                 self.retired = False  # The next agent decides anew.
@@ -249,4 +249,5 @@ def main(fresh: frozenset[str]) -> None:
     runtime, key = Path(sys.argv[1]), sys.argv[2]
     setproctitle.setproctitle(f"argosy: zygote {key}")
     tolerate_full_disk()
+    "localhost".encode("idna")  # Loads the codec, which else takes each rank 3 ms at its first connection.
     Zygote(runtime, key, fresh).loop()

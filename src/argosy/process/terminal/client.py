@@ -1,5 +1,6 @@
 """How a command reaches the agent of this host, starting warden and agent if there are none."""
 
+import contextlib
 import resource
 import time
 from collections.abc import Sequence
@@ -7,8 +8,9 @@ from pathlib import Path
 
 from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
+from argosy.process.host.between import runs_between
 from argosy.process.host.daemons import start_warden
-from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, ToClient, to_client
+from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, Shutdown, ToClient, to_client
 from argosy.process.run.rundir import find_run
 
 START_S = 20.0
@@ -48,7 +50,6 @@ def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
                 raise ConfigError(
                     f"at most {most} files may be open, Argosy's daemons need {FILES_MIN}", hint="ulimit -n 1024"
                 )
-            runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
             start_warden(runtime)
         time.sleep(0.005)
 
@@ -66,24 +67,39 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
     return answer
 
 
+def end_daemons(by: str, timeout_s: float) -> None:
+    """Let the daemons stop all runs and end, and wait for that.
+
+    Raises:
+        PeerLost: they are being killed; what they left is there for the next ones to remove.
+        DeadlinePassed: they have not ended.
+    """
+    agent = reach_agent()
+    warden = connect(runtime_dir() / "warden.sock", to_client, "the warden")
+    try:
+        ask(agent, Shutdown(by))
+        with contextlib.suppress(PeerLost):
+            warden.wait(timeout_s)  # It says nothing, and closes the link when it ends.
+    finally:
+        agent.close()
+        warden.close()
+
+
 def list_runs() -> Runs:
-    """What is alive on this host; empty if there is no agent.
+    """What is alive on this host; between two agents the runs whose ranks live, and no daemons.
 
     Raises:
         ConfigError: the runtime directory is somebody else's.
     """
-    try:
+    with contextlib.suppress(PeerLost):
         link = connect_agent()
-    except PeerLost:
-        return Runs([], [])
-    try:
-        answer = ask(link, ListRuns())
-    except PeerLost:
-        return Runs([], [])
-    finally:
-        link.close()
-    assert isinstance(answer, Runs)
-    return answer
+        try:
+            answer = ask(link, ListRuns())
+        finally:
+            link.close()
+        assert isinstance(answer, Runs)
+        return answer
+    return Runs(runs_between(runtime_dir()), [])
 
 
 def find_living(text: str) -> RunInfo:

@@ -1,0 +1,66 @@
+"""The runs of a host between two agents: as the log of the last one remembers them, and with the ranks that live.
+
+Ranks outlive their agent; those that live have a daemon that sees to the next one (`lifeline.py`).
+"""
+
+import contextlib
+from pathlib import Path
+
+from argosy.core import ArgosyError, RankId
+from argosy.fabric import connect, shared_memory_path
+from argosy.observe import Page
+from argosy.process.host.agentlog import Remembered, recall
+from argosy.process.host.messages import RankInfo, RunInfo, from_warden
+from argosy.process.host.proc import is_alive
+from argosy.process.host.traces import Traces
+from argosy.process.run import root
+
+REPLACED = "its supervisor is being replaced"
+
+
+def runs_between(runtime: Path) -> list[RunInfo]:
+    """The runs that go on, though no agent answers for them right now."""
+    runs = [_info(run, remembered, shared_memory_path(runtime) / run) for run, remembered in recall(runtime).items()]
+    return [run for run in runs if any(rank.pid for rank in run.ranks) or _has_warden(runtime)]
+
+
+def _has_warden(runtime: Path) -> bool:
+    """Whether a warden listens: it starts the agent that starts the ranks which wait."""
+    try:
+        connect(runtime / "warden.sock", from_warden, "the warden").close()
+    except ArgosyError:
+        return False
+    return True
+
+
+def _info(run: str, remembered: Remembered, memory: Path) -> RunInfo:
+    launched, state, traces = remembered.launched, remembered.state, Traces(run, memory, None)
+    ranks: list[RankInfo] = []
+    for slot in state.slots:
+        rank = state.rank(slot.index)
+        child = remembered.children.get(rank)
+        if child is not None and is_alive(child.born):
+            ranks.append(RankInfo(slot.index, slot.generation, child.born.pid, "running", _steps(traces, rank)))
+        else:
+            ranks.append(RankInfo(slot.index, slot.generation, 0, str(slot.status or "waiting")))
+    launch = launched.launch
+    return RunInfo(
+        run,
+        launch.name,
+        launch.directory,
+        f"{root.describe(state)}, {REPLACED}",
+        launch.size,
+        launched.started_at,
+        launch.detached,
+        ranks,
+        launch.dims,
+    )
+
+
+def _steps(traces: Traces, rank: RankId) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        page = Page.open(traces.page(rank))
+        seen = page.read()
+        page.detach()
+        return seen.steps if seen is not None else 0
+    return 0

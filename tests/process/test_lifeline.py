@@ -1,0 +1,43 @@
+"""The FIFO that keeps ranks alive also knows its zygotes, and whether the directory is still the one it was."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from argosy.process.rank.lifeline import Lifeline
+
+ZYGOTE = """
+import sys, pathlib
+from argosy.process.rank.lifeline import Lifeline
+held = Lifeline(pathlib.Path(sys.argv[1]), zygote=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_all_zygotes_are_known_and_none_that_has_ended(tmp_path: Path):
+    line = Lifeline(tmp_path)
+    assert line.zygotes() == []
+    words = [sys.executable, "-c", ZYGOTE, str(tmp_path)]
+    zygotes = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+    for zygote in zygotes:
+        assert zygote.stdout is not None
+        zygote.stdout.readline()
+    assert set(line.zygotes()) == {zygote.pid for zygote in zygotes}
+    zygotes[1].kill()
+    zygotes[1].wait(60)
+    assert set(line.zygotes()) == {zygotes[0].pid, zygotes[2].pid}
+    for zygote in zygotes:
+        zygote.communicate(timeout=60)
+    assert line.zygotes() == []
+
+
+def test_it_is_in_place_until_it_is_removed_and_replaced_once_another_is_there(tmp_path: Path):
+    line = Lifeline(tmp_path)
+    assert (line.in_place, line.replaced) == (True, False)
+    os.unlink(tmp_path / "lifeline")
+    assert (line.in_place, line.replaced) == (False, False)
+    other = Lifeline(tmp_path)
+    assert (line.in_place, line.replaced) == (False, True)
+    assert other.in_place
