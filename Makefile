@@ -54,7 +54,7 @@ test-system: environment
 	@echo "== make test-system: passed"
 
 bench: environment
-	@set -e; for name in launch failures researcher data collectives calls train; do echo "== bench/$$name.py"; $(VENV) bench/$$name.py; done
+	@set -e; for name in launch failures researcher data collectives calls train checkpoint; do echo "== bench/$$name.py"; $(VENV) bench/$$name.py; done
 
 soak: environment
 	@$(PYTEST) -v -m soak

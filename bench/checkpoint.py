@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import Contender, Goal, Options, Row, run_benches
+from scale import large_rows, layout_rows
 from states import state_rows
 
 from argosy.checkpoint import KeepLast, Saver, restore
@@ -106,6 +107,7 @@ class Bench:
         fd = open_direct(path, os.O_WRONLY | os.O_CREAT)
 
         def write() -> None:
+            os.posix_fallocate(fd, 0, self.bytes)
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda at: os.pwrite(fd, memoryview(buffer), at), range(0, self.bytes, BLOCK)))
             os.fdatasync(fd)
@@ -310,7 +312,8 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
 def rows(options: Options) -> list[Row]:
     bench = Bench(options)
     BENCHES.append(bench)
-    return [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options), *state_rows(bench.directory, options)]
+    own = [*memory_rows(bench), *disk_rows(bench), *count_rows(bench, options)]
+    return [*own, *(row for more in (state_rows, large_rows, layout_rows) for row in more(bench.directory, options))]
 
 
 BENCHES: list[Bench] = []

@@ -1,6 +1,8 @@
 """Fixtures for all rooms."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -44,3 +46,15 @@ def removed(group: Path) -> bool:
     with suppress(OSError):
         group.rmdir()
     return not group.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(words, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)

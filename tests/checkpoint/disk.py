@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from argosy.checkpoint.operations import (
     Ack,
+    Allocate,
     Create,
     Mkdir,
     Operation,
@@ -67,7 +68,7 @@ class CrashingDisk:
                 if isinstance(data, Slice):
                     data = self.arena[data.start : data.start + data.length].ljust(data.length, b"\0")
                 self.names[path].pending.append((offset, data))
-            case Truncate(path, length):
+            case Truncate(path, length) | Allocate(path, length):
                 self.names[path].pending.append(length)
             case Sync(path):
                 inode = self.names[path]

@@ -1,18 +1,25 @@
 """Trainings with a keeper, in processes of their own, and the keepers' end."""
 
+import mmap
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 import argosy
+from argosy.checkpoint import Keeping, Restored
+from argosy.checkpoint.keeper.life import OfProcess, known_keepers
+from argosy.checkpoint.keeper.messages import Kept, Take, keeper_decoder
+from argosy.checkpoint.keeper.source import keeper_sources
+from argosy.fabric import connect
 
 CELLS = 300_001
 TRAINING = f"""
@@ -35,8 +42,9 @@ def described():
     for unit in found.units.values():
         member = unit.members["value"]
         layout = replicated(member.shape, tuple(range(size)))
-        unit.members["value"] = Member("value", "buffer", member.dtype, layout, member.local)
+        unit.members["value"] = Member("value", "parameter", member.dtype, layout, member.local)
     return found
+print("restoring", flush=True)
 try:
     restored = restore(directory, into=described())
     number, source = restored.step, restored.source
@@ -49,6 +57,7 @@ while True:
     number += 1
     state["weight"][:] = np.random.default_rng(number).random({CELLS}, np.float32)
     state["moment"][:] = -state["weight"]
+    print("saving", number, flush=True)
     handle = saver.save(described(), number)
     handle.copied.result(60)
     print("copied", number, flush=True)
@@ -73,6 +82,9 @@ class Run:
         life = [str(self.keeper_life.pid), repr(self.keeper_life.create_time())]
         command = [sys.executable, "-c", TRAINING, str(self.directory), *life, "peer" if peer else "alone"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment(**env))
+
+    def keeping(self, **options: object) -> Keeping:
+        return Keeping(life=OfProcess(self.keeper_life.pid, self.keeper_life.create_time()), **options)
 
     def environment(self, **more: str) -> dict[str, str]:
         paths = {"PYTHONPATH": str(Path(argosy.__file__).parents[1]), "ARGOSY_RUNTIME_DIR": str(self.home)}
@@ -105,3 +117,53 @@ def a_run(directory: Path) -> Iterator[Run]:
                 assert run.keepers() == [], "a keeper outlived its run"
         for path in Path(home).iterdir():  # Logs of keepers that were killed.
             path.unlink()
+
+
+def is_saved(found: Restored, step: int) -> bool:
+    wanted = np.random.default_rng(step).random(CELLS, np.float32)
+    tensors = found.tensors
+    return tensors["weight"].numpy().tobytes() == wanted.tobytes() == (-tensors["moment"].numpy()).tobytes()
+
+
+def read_until(process: "subprocess.Popen[str]", word: str, number: int = 0) -> list[str]:
+    """Read a training's lines up to one of this word and at least this number; returns the words behind it."""
+    assert process.stdout
+    for line in process.stdout:
+        first, *rest = line.split()
+        if first == word and (not number or int(rest[0]) >= number):
+            return rest
+    raise AssertionError(f"no {word} {number}")
+
+
+def wait_for(ready: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def holdings(run: Run, kind: str) -> list[int]:
+    """The steps that the keeper (`own`) or its peer holds whole, newest first."""
+    found: list[int] = []
+    for source in keeper_sources(str(run.directory)):
+        if ("peer" in source.label) == (kind == "peer"):
+            found += [each.step for each in source.candidates()]
+        source.close()
+    return found
+
+
+def flip(run: Run, kind: str, offset: int, *, draft: bool = False) -> None:
+    """Turn a bit in the memory that a keeper holds of its newest version: in the arena or in the draft."""
+    (source,) = [s for s in keeper_sources(str(run.directory)) if ("peer" in s.label) == (kind == "peer")]
+    name = source.candidates()[0].name
+    source.close()
+    path = next(path for path, label in known_keepers(str(run.directory)) if label == source.label)
+    link = connect(path, keeper_decoder, "the keeper")
+    link.send(Take(name))
+    message, fds = link.wait(10)
+    assert isinstance(message, Kept)
+    with mmap.mmap(fds[draft], os.fstat(fds[draft]).st_size) as memory:
+        memory[offset] ^= 16
+    for fd in fds:
+        os.close(fd)
+    link.close()

@@ -73,6 +73,24 @@ def run(work: str, rank: int) -> None:
     assert "a run on x" in raised(lambda: Saver(other_run), ConfigError)
 
 
+def save_what_differs(work: str, rank: int) -> None:
+    # Statistics of each rank's own batches: all are saved as rank 0 has them, not some of each rank.
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(3) for _ in range(4))
+    for norm in norms:
+        norm.running_mean.fill_(rank + 1)
+        norm.running_var.fill_(rank + 1)
+    with Saver(f"{work}/norms") as saver:
+        saver.save(norms, 1).wait(60)
+    restore(f"{work}/norms", into=norms, timeout_s=60)
+    assert all(float(norm.running_mean[0]) == float(norm.running_var[0]) == 1.0 for norm in norms)
+
+    # A plain tensor that only one rank has would be written by nobody: the save fails, and says so.
+    stages = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
+    with Saver(f"{work}/stages", say=lambda _: None) as saver:
+        text = raised(lambda: saver.save(stages, 1).wait(60), Exception)
+        assert "rank 1 has other plain tensors than rank 0" in text, text
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     children: list[int] = []
@@ -83,6 +101,7 @@ if __name__ == "__main__":
             continue
         try:
             run(sys.argv[1], rank)
+            save_what_differs(sys.argv[1], rank)
             os._exit(0)
         except BaseException:
             traceback.print_exc()

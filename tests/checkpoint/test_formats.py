@@ -104,7 +104,10 @@ def test_listing_and_showing(tmp_path: Path):
     assert shown["0.weight"]["shape"] == [8, 4]
     assert shown["0.weight::exp_avg"]["role"] == "moment"
     assert "0.weight::exp_avg" in ckpt("show", tmp_path, "--step", 1)
-    assert ckpt("ls", tmp_path / "nowhere") == "no step was committed here\n"
+    (tmp_path / "empty").mkdir()
+    assert ckpt("ls", tmp_path / "empty") == "no step was committed here\n"
+    with pytest.raises(ConfigError, match="no such directory"):
+        ckpt("ls", tmp_path / "nowhere")
 
 
 def test_verify_names_each_fault(tmp_path: Path):

@@ -259,6 +259,26 @@ def test_schedules_scalers_and_generators_come_along(tmp_path: Path):
     assert all(torch.equal(a, b) for a, b in zip(other["ema"].parameters(), state["ema"].parameters(), strict=True))
 
 
+def test_infinities_come_along(tmp_path: Path):
+    """JSON has none; a plateau schedule begins with one."""
+
+    def make() -> dict[str, object]:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([{"params": [*model.parameters()], "bound": float("-inf")}])
+        return {"m": model, "o": optimizer, "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}
+
+    state, other = make(), make()
+    other["schedule"].best = 0.0
+    other["o"].param_groups[0]["bound"] = 1.0
+    with Saver(tmp_path, sample=1) as saver:
+        saver.save(state, 1).wait(30)
+    restore(tmp_path, into=other)
+    assert other["schedule"].best == float("inf")
+    assert other["o"].param_groups[0]["bound"] == float("-inf")
+    other["schedule"].step(3.0)
+    assert other["schedule"].best == 3.0
+
+
 def test_a_parameter_of_no_module_is_an_error():
     with pytest.raises(ConfigError, match=r"group 0 of optimizer holds a parameter of no module: \[2\]"):
         describe(nn.Linear(1, 1), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1))

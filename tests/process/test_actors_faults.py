@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from console import until
-from hands import Awkward, Irreparable, Reluctant, Twins, Worker
+from hands import Awkward, Company, Irreparable, Reluctant, Twins, Worker
 from meshes import gone, owner, until_gone
 
 import argosy
@@ -74,6 +74,15 @@ def kill_at_random(cluster: Cluster, kills: int, seed: int) -> None:
         until(lambda pid=pid: gone(pid), "the end of the victim")
         assert workers[victim].options(deadline_s=60, retry=3).pid().get() != pid
     assert sum(workers.generation().gather()) == kills
+    mesh.stop()
+
+
+@pytest.mark.parametrize("collect", ["gather", "outcomes", "stream"])
+def test_a_call_is_made_again_while_others_wait_for_its_rank(cluster: Cluster, tmp_path: Path, collect: str):
+    mesh = cluster.mesh(ranks=2, preload=[], restart=FOR_EVER)
+    replies = mesh.spawn(Company).options(retry=3, deadline_s=60).meet(str(tmp_path / "gate"))
+    found = [reply.get() for reply in replies.stream()] if collect == "stream" else getattr(replies, collect)()
+    assert sorted(found) == [0, 1]
     mesh.stop()
 
 

@@ -1,10 +1,11 @@
 """A run that goes back to an older step: by its script, or by itself when the loss leaps."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from console import Console
+from console import Console, terminal
 from trainings import Training
 
 from argosy.checkpoint import KeepLast, StepInfo, list_steps
@@ -171,13 +172,24 @@ def test_words_turn_the_order_of_losses_round(losses: list[float]):
     assert [from_word(word) for word in words] == losses
 
 
-@pytest.mark.parametrize("death", ["", "1:9", "0:6", "1:rewind"])
-def test_ranks_go_back_together_whoever_dies(console: Console, death: str):
-    ended = console.argosy("run", "-n", "2", SCRIPT, str(console.cwd / "run"), death)
+@pytest.fixture(scope="module")
+def dock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """One terminal for all deaths: the zygote stays warm."""
+    with terminal(tmp_path_factory.mktemp("dock")) as console:
+        yield console
+
+
+@pytest.fixture(scope="module")
+def calm(dock: Console) -> str:
+    return digest(dock, "")
+
+
+def digest(dock: Console, death: str) -> str:
+    ended = dock.argosy("run", "-n", "2", SCRIPT, f"{dock.cwd}/{death or 'calm'}", death)
     assert ended.code == 0, ended.text
-    calm = console.argosy("run", "-n", "2", SCRIPT, str(console.cwd / "calm"), "")
-    words = [
-        line.split("digest")[1] for text in (ended.text, calm.text) for line in text.splitlines() if "digest" in line
-    ]
-    assert len(words) == 2, ended.text
-    assert words[0] == words[1], ended.text
+    return next(line for line in ended.out.decode().splitlines() if "digest" in line)
+
+
+@pytest.mark.parametrize("death", ["1:9", "0:6", "1:rewind"])
+def test_ranks_go_back_together_whoever_dies(dock: Console, calm: str, death: str):
+    assert digest(dock, death) == calm

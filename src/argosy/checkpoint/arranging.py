@@ -1,13 +1,21 @@
-"""Decide which rank writes which box, and where each lies in its segment. Pure, and the same on every rank."""
+"""Decide which rank writes which box, and where each lies in its segment. Pure, and the same on every rank.
 
+A1  Buffers may differ between ranks (BatchNorm's do): all that are replicated are the first rank's, never some of each.
+A2  Who writes a box depends only on tensors that all its holders have: ranks with different parts of a model, as in a
+    pipeline, decide alike, so each box is written by exactly one of them.
+"""
+
+from collections import Counter
 from collections.abc import Collection, Sequence
 from math import prod
 
-from argosy.checkpoint.format import Entry, chunks, header
+from argosy.checkpoint.format import Draft, Entry, Index, chunks, digest, header
 from argosy.transfer import Box, Copy, Member, Piece, Role, Spot, State, cut, held, spot, strides_of, whole
 
 SHARE_BYTES = 64 << 20
 """A replicated box larger than this is written by its holders together."""
+SMALL_BYTES = 64 << 10
+"""Those up to this size (steps, biases) go to the holders in turn, however much they write: that is decided at once."""
 
 
 class Share:
@@ -33,9 +41,26 @@ class Share:
         return self.member.dtype
 
 
+class Rota:
+    """Whose turn it is to write, among ranks that hold the same tensors."""
+
+    def __init__(self) -> None:
+        self._loads: Counter[int] = Counter()
+        self._turn = 0
+
+    def next(self, holders: Sequence[Piece], size: int) -> Piece:
+        if size <= SMALL_BYTES:
+            writer = holders[self._turn % len(holders)]
+            self._turn += 1
+        else:
+            writer = min(holders, key=lambda piece: (self._loads[piece.rank], piece.rank))
+        self._loads[writer.rank] += size
+        return writer
+
+
 def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
     """What this rank writes: its own boxes, and its share of those that others hold too."""
-    loads = [0] * state.size
+    rotas: dict[tuple[int, ...], Rota] = {}
     found: list[Share] = []
     for name, unit, member in state.members(roles):
         layout = member.layout
@@ -46,10 +71,11 @@ def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
         if member.role == "local" or len(layout.replicas) == len(layout.pieces):
             found += [Share(name, unit.name, member, piece, piece.box) for piece in held(member, state.rank)]
             continue
+        rota = rotas.setdefault(layout.ranks, Rota())  # A2
         for box, pieces in layout.replicas.items():
-            for part in _portions(box, len(pieces), member.itemsize):
-                writer = min(pieces, key=lambda piece: (loads[piece.rank], piece.rank))
-                loads[writer.rank] += part.cells * member.itemsize
+            holders = pieces[:1] if member.role == "buffer" else pieces  # A1
+            for part in _portions(box, len(holders), member.itemsize):
+                writer = rota.next(holders, part.cells * member.itemsize)
                 if writer.rank == state.rank:
                     found.append(Share(name, unit.name, member, writer, part))
     for share in found:
@@ -113,6 +139,33 @@ def entry(share: Share, file: str, sums: list[str]) -> Entry:
         offset=share.offset,
         sums=sums,
     )
+
+
+def make_index(draft: Draft, entries: list[Entry]) -> Index:
+    """The index of what a rank wrote, or had written before."""
+    directories = {each.file.partition("/")[0] for each in entries}
+    return Index(
+        rank=draft.rank,
+        step=draft.step,
+        shared=draft.shared,
+        needs=sorted(directories - {draft.name}),
+        bytes=sum(each.bytes for each in entries),
+        entries=entries,
+        values=draft.values,
+        units=draft.units,
+    )
+
+
+def shared_digest(state: State) -> str:
+    """What this rank takes to be on all ranks: they must agree on it, or nobody writes what a few of them have."""
+    if state.size == 1:
+        return ""
+    common = (
+        f"{name} {member.dtype} {member.shape}"
+        for name, _, member in state.members()
+        if len(member.layout.ranks) == state.size and member.role != "local"
+    )
+    return digest("\n".join(common).encode())
 
 
 class Habits:

@@ -1,20 +1,22 @@
 """Perform the commit of one rank: its segment and index, then on rank 0 the root when all ranks are there."""
 
+import errno
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 import argosy
-from argosy.checkpoint.arranging import segment_header
+from argosy.checkpoint.arranging import make_index, segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import ROOT, Draft, Entry, Index, Root, era_of, unseal
+from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Root, era_of, unseal
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
     index_name,
+    is_under_way,
     make_root,
     plan_deletions,
     plan_rank,
@@ -46,7 +48,7 @@ class Committer:
     def __init__(self, store: Store, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]) -> None:
         self.store, self.rank, self.size, self.keep, self.say = store, rank, size, keep, say
         self._previous: dict[tuple[str, str], Entry] = {}
-        self._pending = ""
+        self._pending = self._committed = ""
 
     def commit(self, draft: Draft, arena: memoryview) -> None:
         """Make a snapshot durable.
@@ -76,11 +78,8 @@ class Committer:
                 raise
         else:
             self._await_root(draft)
-        self._pending = ""
+        self._pending, self._committed = "", draft.name
         self._previous = {(each.name, str(each.box)): each for each in entries}
-        if self.rank == 0:
-            with suppress(OSError):  # What could not be deleted now is deleted next time.
-                self.prune()
 
     def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
         """The entries of the index, some of them in older files, and how much of the arena to write."""
@@ -89,13 +88,22 @@ class Committer:
         for each in tail:
             old = self._previous.get((each.name, str(each.box)))
             if old is None or (old.sums, old.dtype, old.shape) != (each.sums, each.dtype, each.shape):
-                return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
+                break
             known[id(each)] = old
+        if len(known) < len(tail) or not self._are_there({each.file for each in known.values()}):
+            return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
         head = sorted((each for each in draft.entries if id(each) not in known), key=lambda each: each.offset)
         text = segment_header(head, draft.room)
         arena[: len(text)] = text
         entries = [known.get(id(each), each) for each in draft.entries]
         return entries, draft.border if any(each.bytes for each in head) else 0
+
+    def _are_there(self, older: Iterable[str]) -> bool:
+        """Whether nobody removed the files that would be referred to."""
+        try:
+            return all(self.store.files.size(file) for file in older)
+        except OSError:
+            return False
 
     def _write_rank(
         self, draft: Draft, arena: memoryview, entries: list[Entry], size: int, attempt: int
@@ -105,16 +113,14 @@ class Committer:
             msgspec.structs.replace(each, file=file) if each.file.startswith(f"{draft.name}/") else each
             for each in entries
         ]
-        index = Index(rank=self.rank, step=draft.step, entries=named, values=draft.values, units=draft.units)
-        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(index), attempt)
+        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(make_index(draft, named)), attempt)
         self.store.perform(operations, arena, self.before)
         return named
 
     def _write_root(self, draft: Draft) -> None:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]
         indexes = [(path, self._await(draft, path)) for path in paths]
-        if self.owner is not None and read_owner(self.store) != self.owner:
-            raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
+        self._hold()
         root = Root(
             step=draft.step,
             era=era_of(draft.name),
@@ -128,6 +134,16 @@ class Committer:
         )
         self.store.perform(plan_root(draft.name, make_root(root, indexes)), None, self.before)
 
+    def _hold(self) -> None:
+        """See to it that the directory is still this run's; if it was removed and made again, take it again."""
+        if self.owner is None:
+            return
+        other = read_owner(self.store)
+        if other is None:
+            take(self.store, self.owner.session)
+        elif other != self.owner:
+            raise PeerLost("this run's hold on the directory", f"another run took {self.store.name}")
+
     def _await_root(self, draft: Draft) -> None:
         path = f"{draft.name}/{ROOT}"
         unseal(self._await(draft, path), path)
@@ -139,10 +155,14 @@ class Committer:
         while True:
             with suppress(FileNotFoundError):
                 return self.store.files.read(path)
-            for name in self.store.files.listdir(draft.name):
+            names = self.store.files.listdir(draft.name)
+            for name in names:
                 if name.endswith(".failed"):
                     reason = self.store.files.read(f"{draft.name}/{name}").decode()
                     raise PeerLost(name.removesuffix(".failed").replace("-", " "), reason)
+            if index_name(self.rank) not in names:  # What this rank wrote itself is gone: nobody waits for the rest.
+                where = f"{self.store.name}/{draft.name}"
+                raise FileNotFoundError(errno.ENOENT, "removed while it was written", where)
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"waiting for {path}", self.ranks_timeout_s)
             time.sleep(pause)
@@ -166,23 +186,38 @@ class Committer:
         pins = pins | {step} if keep else pins - {step}
         self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
 
-    def prune(self) -> list[Operation]:
-        """Delete what no policy keeps."""
-        operations, _ = plan_prune(self.store.files, self.keep)
-        self.store.perform(operations, None, self.before)
-        return operations
+    def tidy(self) -> None:
+        """Delete what no policy keeps, behind a commit: that a step is durable need not wait for it."""
+        if self.rank != 0:
+            return
+        try:
+            operations, _ = plan_prune(self.store.files, self.keep, self._committed)
+            self.store.perform(operations, None, self.before)
+        except OSError:
+            pass  # What could not be deleted now is deleted next time.
+        except CorruptShard as error:
+            self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")
 
 
 def read_pins(files: Files) -> set[int]:
-    """The steps that are pinned."""
+    """The steps that are pinned.
+
+    Raises:
+        CorruptShard: the file is altered; whoever deletes must not guess.
+    """
     try:
         return set(msgspec.json.decode(files.read(PINS), type=list[int]))
     except FileNotFoundError:
         return set()
+    except NO_JSON as error:
+        raise CorruptShard(PINS, "the pinned steps", "a list of numbers", str(error)) from error
 
 
-def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Mapping[str, str]]:
-    """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone."""
+def plan_prune(files: Files, keep: Sequence[Keep], committed: str = "") -> tuple[list[Operation], Mapping[str, str]]:
+    """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone.
+
+    `committed` is the directory that was committed last: later ones of its session are under way.
+    """
     valid: dict[str, Root] = {}
     unreadable: set[str] = set()
     for name, root in roots(files):
@@ -192,6 +227,7 @@ def plan_prune(files: Files, keep: Sequence[Keep]) -> tuple[list[Operation], Map
             valid[name] = root
     kept = choose_kept(valid, keep, read_pins(files))
     present = {name: files.listdir(name) for name in files.listdir(".") if name not in unreadable}
+    present = {name: found for name, found in present.items() if not is_under_way(name, valid, committed)}
     return plan_deletions(present, valid, kept), kept
 
 

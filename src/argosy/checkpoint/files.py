@@ -15,6 +15,7 @@ from argosy._select import native
 from argosy.checkpoint.format import BLOCK
 from argosy.checkpoint.operations import (
     Ack,
+    Allocate,
     Create,
     Mkdir,
     Operation,
@@ -98,6 +99,23 @@ def open_direct(path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
 
 
+def allocate(fd: int, length: int) -> None:
+    """Reserve blocks, if the file system can.
+
+    O_DIRECT writes behind the end of a file exclude each other; on ext4 reserving first made a save twice as fast.
+
+    Raises:
+        OSError: there is no room.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is None:
+        return
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    if call(fd, 0, 0, length) and ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def aligned(size: int) -> mmap.mmap:
     """A buffer that O_DIRECT takes, rounded up to whole blocks."""
     return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK))
@@ -160,6 +178,8 @@ class Disk:
                 plain = os.open(at / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
                 self._files[path] = (plain, plain)
                 self._files[path] = (open_direct(at / path, os.O_WRONLY | os.O_CLOEXEC), plain)
+            case Allocate(path, length):
+                allocate(self._files[path][1], length)
             case Write(path, offset, data):
                 assert isinstance(data, bytes)
                 self._write(path, offset, memoryview(data))

@@ -8,11 +8,10 @@ import msgspec
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
-from argosy.checkpoint.reading import Step, covered, stored_state
+from argosy.checkpoint.reading import Step, stored_state
 from argosy.core import ConfigError
 from argosy.transfer import (
     Adoption,
-    Box,
     Layout,
     Made,
     Member,
@@ -58,7 +57,6 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
 
     Raises:
         ConfigError: names, shapes or dtypes do not fit.
-        CorruptShard: cells of a wanted tensor were saved by nobody.
     """
     stored = stored_state(found)
     names = _new_names(stored, wish.rename)
@@ -74,7 +72,6 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
     targets = adoption.targets if wish.remap is None else _seen(renamed, made, adoption.targets)
     entries = [_under_name(entry, names) for entry in found.entries]
     entries = [entry for entry in entries if entry.name in targets]
-    check_cover(entries, targets)
     return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
 
 
@@ -182,17 +179,3 @@ def _seen(renamed: State, made: Mapping[str, Made], targets: Mapping[str, Member
         if layout.pieces:
             found[name] = Member(member.key, member.role, member.dtype, layout, None, member.kind)
     return found
-
-
-def check_cover(entries: Collection[Entry], targets: Mapping[str, Member]) -> None:
-    """Check that every cell of the wanted tensors was saved.
-
-    Raises:
-        CorruptShard: it was not.
-    """
-    boxes: dict[str, list[Box]] = {}
-    for entry in entries:
-        boxes.setdefault(entry.name, []).append(entry.box)
-    for name, member in targets.items():
-        if name in boxes:
-            covered(name, member.shape, boxes[name])

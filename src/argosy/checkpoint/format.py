@@ -24,6 +24,8 @@ T = TypeVar("T")
 FORMAT = 1
 BLOCK = 4096
 ROOT = "root.json"
+NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises where a flipped bit made it no JSON, or no text at all."""
 _NAME = re.compile(r"step-(\d{12})(?:\.(\d+))?-([0-9a-f]+)")
 
 
@@ -42,7 +44,7 @@ class StepNotFound(ArgosyError):
     """No such step was committed."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One box of one tensor, contiguous in a file."""
 
     name: str
@@ -96,9 +98,22 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     rank: int
     step: int
+    shared: str = ""
+    """A digest of which tensors this rank takes to be on all ranks."""
+    needs: list[str] = []
+    """Directories of older steps that entries refer to."""
+    bytes: int = 0
     entries: list[Entry]
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+
+
+class IndexHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What the root needs of an index: the rest is skipped, not decoded."""
+
+    shared: str
+    needs: list[str]
+    bytes: int
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,13 +130,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     room: int
     """The bytes of the segment's header."""
+    shared: str = ""
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
     tags: list[str] = []
     metrics: dict[str, float] = {}
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """An index as its root knows it."""
 
     file: str
@@ -187,7 +203,7 @@ def unseal(data: bytes, path: str) -> Root:
     """
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise CorruptShard(path, "the root manifest", "JSON", str(error)) from error
     body = bytes(sealed.body)
     if digest(body) != sealed.digest:
@@ -207,12 +223,15 @@ class _Versioned(msgspec.Struct):
 
 
 def _decode(data: bytes, type_: type[T], path: str) -> T:
-    written = msgspec.json.decode(data, type=_Versioned).format
-    if written > FORMAT:
-        raise ConfigError(
-            f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
-        )
-    return msgspec.json.decode(data, type=type_)
+    try:
+        written = msgspec.json.decode(data, type=_Versioned).format
+        if written > FORMAT:
+            raise ConfigError(
+                f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
+            )
+        return msgspec.json.decode(data, type=type_)
+    except NO_JSON as error:
+        raise CorruptShard(path, "its form", type_.__name__, str(error)) from error
 
 
 def sums_text(sums: Sums) -> str:

@@ -87,11 +87,11 @@ def new_tensor(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def landing(local: Any) -> tuple[Any, Callable[[], None]]:
-    """Contiguous CPU memory for a tensor's bytes, and what makes them the tensor's."""
+    """Contiguous CPU memory for a tensor's bytes, its own where it can be, and what makes them the tensor's."""
     if not hasattr(local, "data_ptr"):
         if local.flags.c_contiguous:
             return local, lambda: None
-        buffer = np.empty(local.shape, local.dtype)
+        buffer = np.ascontiguousarray(local)
         return buffer, lambda: np.copyto(local, buffer)
     if local.device.type == "cpu" and local.is_contiguous():
         return local, lambda: None

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from argosy.checkpoint.arranging import segment_header
 from argosy.checkpoint.committing import read_pins
-from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
+from argosy.checkpoint.files import Files, aligned
+from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
 from argosy.checkpoint.reading import Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.restoring import restore
 from argosy.checkpoint.stores import open_files
@@ -119,6 +120,8 @@ def verify(path: str | Path, step: int | None, progress: Callable[[int], None] =
 
 
 def _verify_step(files: Files, step: Step, progress: Callable[[int], None]) -> Iterator[str]:
+    for file, fault in _header_faults(files, step):
+        yield str(CorruptShard(file, "the header, which restoring does not use", "that of its index", fault))
     batch = 32
     chunks = all_chunks(step.entries)
     for at in range(0, len(chunks), batch):
@@ -132,6 +135,27 @@ def _verify_step(files: Files, step: Step, progress: Callable[[int], None]) -> I
                 except CorruptShard as error:
                     yield str(error)
         progress(sum(box.cells * entry.bytes // max(1, entry.box.cells) for entry, box, _, _ in part))
+
+
+def _header_faults(files: Files, step: Step) -> Iterator[tuple[str, str]]:
+    """The segments of this step whose header is not what its index says: others would read them wrongly."""
+    written: dict[str, list[Entry]] = {}
+    for entry in step.entries:
+        if entry.file.startswith(f"{step.name}/"):
+            written.setdefault(entry.file, []).append(entry)
+    for file, entries in written.items():
+        entries.sort(key=lambda entry: entry.offset)
+        wanted = segment_header(entries, entries[0].offset)
+        buffer = aligned(len(wanted))
+        count = files.read_into(file, 0, memoryview(buffer)[: len(wanted)])
+        found = buffer[: min(count, len(wanted))]
+        try:
+            same = found[:8] == wanted[:8] and msgspec.json.decode(found[8:]) == msgspec.json.decode(wanted[8:])
+        except NO_JSON as error:
+            yield file, str(error)
+            continue
+        if not same:
+            yield file, "another one"
 
 
 class Difference(msgspec.Struct, kw_only=True):

@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from argosy.checkpoint.format import BLOCK, ROOT, Index, Part, Root, digest, era_of, seal, step_of
+from argosy.checkpoint.format import BLOCK, ROOT, IndexHead, Part, Root, digest, era_of, seal, step_of
+from argosy.core import ConfigError
 
 WRITE_BYTES = 8 << 20
+SESSION = 8
+"""Digits of a directory's name that tell the session; behind them saves are counted."""
 
 
 class Slice(NamedTuple):
@@ -34,6 +37,13 @@ class Write(NamedTuple):
     path: str
     offset: int
     data: bytes | Slice
+
+
+class Allocate(NamedTuple):
+    """Reserve room for so many bytes, where the file system can: writes side by side need not make the file longer."""
+
+    path: str
+    length: int
 
 
 class Truncate(NamedTuple):
@@ -72,7 +82,7 @@ class Ack(NamedTuple):
     step: int
 
 
-Operation = Mkdir | Create | Write | Truncate | Sync | Rename | SyncDir | Unlink | Rmdir | Ack
+Operation = Mkdir | Create | Allocate | Write | Truncate | Sync | Rename | SyncDir | Unlink | Rmdir | Ack
 
 
 def plan_segment(path: str, size: int) -> list[Operation]:
@@ -81,7 +91,8 @@ def plan_segment(path: str, size: int) -> list[Operation]:
         Write(path, at, Slice(at, min(WRITE_BYTES, -(-(size - at) // BLOCK) * BLOCK)))
         for at in range(0, size, WRITE_BYTES)
     ]
-    return [Create(path), *writes, Truncate(path, size), Sync(path)]
+    room = -(-size // BLOCK) * BLOCK
+    return [Create(path), Allocate(path, room), *writes, Truncate(path, size), Sync(path)]
 
 
 def plan_index(path: str, data: bytes) -> list[Operation]:
@@ -120,17 +131,33 @@ def plan_root(directory: str, root: Root) -> list[Operation]:
 
 
 def make_root(root: Root, indexes: Sequence[tuple[str, bytes]]) -> Root:
-    """The manifest over the indexes (path and bytes) of all ranks."""
+    """The manifest over the indexes (path and bytes) of all ranks.
+
+    Raises:
+        ConfigError: ranks do not agree on what all of them have, so some of it may be written by nobody.
+    """
     parts: list[Part] = []
     needs: set[str] = set()
     total = 0
-    for path, data in indexes:
+    shared = ""
+    for rank, (path, data) in enumerate(indexes):
         parts.append(Part(path, len(data), digest(data)))
-        for entry in msgspec.json.decode(data, type=Index).entries:
-            needs.add(entry.file.partition("/")[0])
-            total += entry.bytes
-    own = indexes[0][0].partition("/")[0]
-    return msgspec.structs.replace(root, parts=parts, needs=sorted(needs - {own}), bytes=total)
+        head = msgspec.json.decode(data, type=IndexHead)
+        needs.update(head.needs)
+        total += head.bytes
+        shared = shared or head.shared
+        if head.shared != shared:
+            raise ConfigError(
+                f"rank {rank} has other plain tensors than rank 0; each counts as being on all ranks",
+                hint="make what only some ranks have DTensors of these ranks' mesh, or describe it with a layout",
+            )
+    return msgspec.structs.replace(root, parts=parts, needs=sorted(needs), bytes=total)
+
+
+def is_under_way(name: str, roots: Collection[str], committed: str) -> bool:
+    """Whether a directory is a later save of the session that committed `committed`: its step may be a lower one."""
+    session, own = committed.rpartition("-")[2], name.rpartition("-")[2]
+    return bool(session) and name not in roots and own[:SESSION] == session[:SESSION] and own > session
 
 
 def plan_deletions(

@@ -7,6 +7,7 @@ from contextlib import suppress
 import msgspec
 import psutil
 
+from argosy.checkpoint.format import NO_JSON
 from argosy.checkpoint.stores import Store
 from argosy.core import ConfigError
 
@@ -67,7 +68,7 @@ def is_living(pid: int, started_at: float) -> bool:
 
 def read(store: Store) -> Owner | None:
     """The owner, or None if there is none or its record is torn."""
-    with suppress(FileNotFoundError, msgspec.MsgspecError):
+    with suppress(FileNotFoundError, *NO_JSON):
         return msgspec.json.decode(store.files.read(OWNER), type=Owner)
     return None
 

@@ -36,7 +36,6 @@ from argosy.transfer import (
     Value,
     spot,
     strides_of,
-    whole,
 )
 
 Chunk = tuple[Entry, Box, int, str]
@@ -228,18 +227,3 @@ def chunk_copies(
 
 def _spot_of(piece: Piece, address: int, size: int, place: Sequence[int]) -> Spot:
     return spot(address + piece.offset * size, size, piece.strides, place)
-
-
-def covered(name: str, shape: tuple[int, ...], boxes: Iterable[Box]) -> None:
-    """Check that the boxes hold every cell.
-
-    Raises:
-        CorruptShard: some cells were saved by nobody.
-    """
-    missing = [whole(shape)] if whole(shape).cells else []
-    for box in boxes:
-        missing = [part for old in missing for part in old - box]
-        if not missing:
-            return
-    if missing:
-        raise CorruptShard(name, f"{missing[0]}", "a saved box", "none")

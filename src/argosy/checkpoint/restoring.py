@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.fitting import Fit, Wish, check_cover, fit
-from argosy.checkpoint.format import Entry
+from argosy.checkpoint.fitting import Fit, Wish, fit
+from argosy.checkpoint.format import CorruptShard, Entry
 from argosy.checkpoint.gathering import as_state, landing, new_tensor, place
 from argosy.checkpoint.reading import (
     Candidate,
@@ -144,9 +144,9 @@ class _Collecting:
     def __init__(self, files: Files, found: Step) -> None:
         self._found, self._stored = found, stored_state(found)
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
-        check_cover(found.entries, self._targets)
         locals_ = {name: member.local for name, member in self._targets.items()}
-        _fill(files, _wanted(found.entries, self._targets, 0), Fit(found.entries, self._targets, locals_), 0)
+        wanted = wanted_chunks(found.entries, self._targets, 0)
+        _fill(files, wanted, Fit(found.entries, self._targets, locals_), 0)
 
     def finish(self) -> Restored:
         tensors = {name: member.local for name, member in self._targets.items()}
@@ -171,7 +171,8 @@ class _Writing:
     def __init__(self, files: Files, found: Step, live: State, wish: Wish) -> None:
         self._files, self._found, self._rank = files, found, live.rank
         self._fit = fit(found, live, wish)
-        self._wanted = _wanted(self._fit.entries, self._fit.targets, live.rank)
+        self._wanted = wanted_chunks(self._fit.entries, self._fit.targets, live.rank)
+        # Read twice: keeping the bytes instead costs more, as memory that is touched for the first time is slow.
         read_chunks(files, self._wanted)
 
     def finish(self) -> Restored:
@@ -184,18 +185,33 @@ class _Writing:
         return Restored(step, self.source, 0.0, total, kept=kept, unused=unused, values=self._found.values)
 
 
-def _wanted(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
-    """The chunks that have cells which this rank needs."""
+def wanted_chunks(entries: Iterable[Entry], targets: Mapping[str, Member], rank: int) -> list[Chunk]:
+    """The chunks that have cells which this rank needs.
+
+    Raises:
+        CorruptShard: some of its cells were saved by nobody.
+    """
     mine = {name: [piece.box for piece in held(member, rank)] for name, member in targets.items()}
-    near = [entry for entry in entries if any(box & entry.box for box in mine.get(entry.name, ()))]
-    return [chunk for chunk in all_chunks(near) if any(box & chunk[1] for box in mine[chunk[0].name])]
+    missing = {name: list(boxes) for name, boxes in mine.items()}
+    near: list[Entry] = []
+    for entry in entries:
+        if any(box & entry.box for box in mine.get(entry.name, ())):
+            near.append(entry)
+            missing[entry.name] = [part for box in missing[entry.name] for part in box - entry.box]
+    for name, boxes in missing.items():
+        if boxes:
+            raise CorruptShard(name, f"{boxes[0]}", "a saved box", "none")
+    chunks = all_chunks(near)
+    return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
 
 
 def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None:
     """Read, verify and write; a tensor that is not plain CPU memory gets its bytes through one that is."""
     used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
-    landings = {name: landing(fitted.locals[name]) for name in used}
-    addresses = {name: address_of(local) for name, (local, _) in landings.items()}
+    own = {name: address_of(fitted.locals[name]) for name in used}
+    # Tensors of one flat buffer land together.
+    landings = {address: landing(fitted.locals[name]) for name, address in own.items()}
+    addresses = {name: address_of(landings[address][0]) for name, address in own.items()}
 
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
         return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))

@@ -4,6 +4,7 @@ saver = Saver("runs/x")
 saver.save({"model": model, "optimizer": optimizer}, step)
 """
 
+import math
 import queue
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from argosy.checkpoint.arranging import Habits, arrange, entry, shares
+from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
 from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session
@@ -154,7 +155,8 @@ class Saver:
 
         `state` is what `restore` takes as `into`. A tagged step is kept until its tag is removed. While two saves
         are under way the third waits for the first; with a keeper none waits for the disk. All steps of a later `era`
-        are newer than those of an earlier one: a training that has gone back to an older step begins one.
+        are newer than those of an earlier one: a training that has gone back to an older step begins one. Metrics that
+        are no number are not kept.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -180,9 +182,10 @@ class Saver:
             border=border,
             bytes=size,
             room=len(text),
+            shared=shared_digest(described),
             **said(described),
             tags=[tag] if tag else [],
-            metrics=dict(metrics or {}),
+            metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
         self._jobs.put(_Job(draft, snapshot, handle))

@@ -70,6 +70,7 @@ class OwnWriter:
             done(error)
         else:
             done(None)
+            self.committer.tidy()
         finally:
             self._arenas.put(arena)
 

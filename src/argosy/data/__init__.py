@@ -1,6 +1,7 @@
 """The input of a training: every sample once per epoch, in an order that depends on neither ranks nor workers.
 
-The state is one cursor; workers are stateless and may die; a step that is done again gets the same batch.
+The state is one cursor; workers are stateless and may die; a step that is done again gets the same batch. A queue
+holds what others make while the training runs.
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from argosy.data.parquet import Parquet as Parquet
     from argosy.data.plan import Mix as Mix
     from argosy.data.processes import Processes as Processes
+    from argosy.data.queue import Queue as Queue
     from argosy.data.shards import Shards as Shards
     from argosy.data.shards import merge_states as merge_states
     from argosy.data.tokens import Tokens as Tokens
@@ -41,6 +43,7 @@ _HOMES = {
         "plan": "Mix",
         "processes": "Processes",
         "packing": "Pack document_mask",
+        "queue": "Queue",
         "shards": "Shards merge_states",
         "tokens": "Tokens",
         "jsonl": "Jsonl",

@@ -7,10 +7,8 @@ D3  Every sample comes exactly once per epoch; batches straddle epochs.
 
 import itertools
 import sys
-import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,12 +18,12 @@ from argosy.data.crew import Crew, Inline, ThreadCrew, Threads, Ticket
 from argosy.data.errors import SourceChanged, TooManySkipped
 from argosy.data.fill import Filled, Recipe, Skip, Skipped
 from argosy.data.order import Shuffle
+from argosy.data.place import my_place
 from argosy.data.plan import Identity, Plan, Reader, Rows
 from argosy.data.planning import plan_of
 from argosy.data.processes import ProcessCrew, Processes
 from argosy.data.share import check_share, share
-from argosy.fabric import here
-from argosy.observe import Doing, attached, span
+from argosy.data.waits import Waits
 
 FORMAT = 1
 SKIPPED_KEPT = 1000
@@ -54,20 +52,6 @@ class Handed:
     def ids(self) -> list[int]:
         """The indices of its samples."""
         return [identity.index for identity in self.identities]
-
-
-@dataclass(slots=True)
-class Waits:
-    """How long the training waited for data."""
-
-    count: int = 0
-    total_s: float = 0.0
-    longest_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.total_s += seconds
-        self.longest_s = max(self.longest_s, seconds)
 
 
 @dataclass(slots=True)
@@ -111,7 +95,7 @@ class Loader:
         self._epochs = epochs
         self._recipe = Recipe(self._plan.reader(), seed, skip, collate)
         self._workers = Processes(workers) if isinstance(workers, int) and workers else workers
-        self.rank, self.size = _my_place()
+        self.rank, self.size = my_place()
         check_share(batch, micro, self.size)
         self._end = None if epochs is None else self._plan.end(epochs)
         self.cursor = 0
@@ -245,7 +229,7 @@ class Loader:
             cursor += self._count(cursor)
 
     def _hand_out(self, ticket: Ticket) -> Any:
-        with self._waiting():
+        with self.waits.measure(self.step):
             if self._held.crew is None:
                 self._held.crew = self._hire()
             crew = self._held.crew
@@ -253,18 +237,6 @@ class Loader:
         self._account(ticket, filled)
         self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows, filled.skipped)
         return as_tensors(filled.batch, sys.modules.get("torch"))
-
-    @contextmanager
-    def _waiting(self) -> Generator[None]:
-        """The training waits for data: seen on its page, recorded as a span, counted here."""
-        page, began = attached(), time.perf_counter()
-        page.enter(Doing.DATA)
-        try:
-            with span("data", self.step):
-                yield
-        finally:
-            page.enter(Doing.NOTHING)
-            self.waits.add(time.perf_counter() - began)
 
     def _account(self, ticket: Ticket, filled: Filled) -> None:
         """Keep what the microbatch reports until the step is committed."""
@@ -304,15 +276,6 @@ def _check(batch: Any, micro: Any, seed: Any, epochs: Any, shuffle: Any, workers
         raise ConfigError(f"shuffle is Shuffle.full(), .blocks(size, window) or .none(): {shuffle!r}")
     if not isinstance(workers, int | Processes | Threads) or isinstance(workers, bool):
         raise ConfigError(f"workers are a number, Processes(...) or Threads(...): {workers!r}")
-
-
-def _my_place() -> tuple[int, int]:
-    """This process's rank and the number of ranks: torch's group if formed, else what the launcher set."""
-    distributed = cast(Any, sys.modules.get("torch.distributed"))
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    place = here()
-    return place.rank.index, place.size
 
 
 def as_tensors(batch: Any, torch: Any) -> Any:

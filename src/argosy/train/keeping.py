@@ -11,6 +11,7 @@ import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.data import Queue
 from argosy.transfer import State, describe, replicated
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Saves:
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._finish_by = 0.0
+        self._counted: list[tuple[Handle, list[tuple[Queue, int]]]] = []
+        """Saves under way, and where the queues were."""
         self.agreed = False
 
     def open(self, run: "Run", like: Mark | None) -> None:
@@ -59,8 +62,20 @@ class Saves:
             raise ConfigError("a run saves inside its loop", hint="call run.save in `for step in run.steps(...)`")
         if run.step == self._saved_step and tag is None:
             return
+        self._forget_items(run)
         self._handle = self._saver.save(state_of(run), run.step, tag=tag, era=len(run.ledger.eras))
+        self._counted.append((self._handle, [(queue, queue.cursor) for queue in run.queues]))
         self._saved_at, self._saved_step = time.monotonic(), run.step
+
+    def _forget_items(self, run: "Run") -> None:
+        """Items that a durable checkpoint counts are of no use any more."""
+        while self._counted and self._counted[0][0].durable.done():
+            handle, counted = self._counted.pop(0)
+            for queue, cursor in counted if run.rank == 0 and handle.durable.exception() is None else []:
+                try:
+                    queue.forget(cursor)
+                except OSError as error:
+                    run.tell(f"items of {queue.directory} that were used are still there: {error.strerror}")
 
     def wait_for_copy(self) -> None:
         """Before state changes by anything but an optimizer."""
@@ -69,7 +84,7 @@ class Saves:
 
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
-        self._saved_step = -1
+        self._saved_step, self._counted = -1, []
         if self._saver is not None:
             self._saver.let_go()
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from argosy.data import Loader
+from argosy.data import Loader, Queue
 from argosy.train.rows import Best
 from argosy.train.spikes import Watch
 
@@ -18,7 +18,7 @@ class Ledger:
     def __init__(self, bits: dict[str, Any]) -> None:
         self.state: dict[str, Any] = {}
         self.bests: dict[str, Best] = {}
-        self.loaders: list[Loader] = []
+        self.loaders: list[Loader | Queue] = []
         self.bits = bits
         self.stored_bits: dict[str, Any] = {}
         self.eras: list[int] = []
@@ -27,7 +27,7 @@ class Ledger:
         self._waiting: list[dict[str, Any]] = []
         """States of loaders that the script has not used yet."""
 
-    def use(self, loader: Loader) -> None:
+    def use(self, loader: Loader | Queue) -> None:
         """Keep a loader's cursor from now on; it goes on where it was."""
         if loader in self.loaders:
             return

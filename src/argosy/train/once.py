@@ -14,10 +14,14 @@ class Once:
         self._path = None if folder is None else folder / f"{rank}.once"
         self._values: dict[tuple[int, str], Any] = self._read()
 
-    def get(self, step: int, name: str, make: Callable[[], Any]) -> Any:
+    def get(self, step: int, name: str, make: Callable[[], Any], *, rehearsal: bool) -> Any:
+        """The value for a step; one that is made in a rehearsal, perhaps from other data, is not kept."""
         key = (step, name)
         if key not in self._values:
-            self._values[key] = make()
+            made = make()
+            if rehearsal:
+                return made
+            self._values[key] = made
             if self._path is not None:
                 temporary = self._path.with_suffix(".new")
                 temporary.write_bytes(pickle.dumps(self._values))

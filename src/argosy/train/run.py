@@ -20,7 +20,7 @@ from typing import Any
 
 from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
-from argosy.data import Loader, seed_generators
+from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
 from argosy.train.crew import Crew, NobodyCame
@@ -211,10 +211,16 @@ class Run:
 
     # -- for steps ---------------------------------------------------------------------------------
 
-    def use(self, loader: Loader) -> None:
-        """A step takes data from a loader."""
+    def use(self, loader: Loader | Queue) -> None:
+        """A step takes data from a loader or queue."""
         if loader not in self.tracked.others.values():
             self.ledger.use(loader)
+
+    @property
+    def queues(self) -> list[Queue]:
+        """Those that steps took items from."""
+        used = [*self.ledger.loaders, *self.tracked.others.values()]
+        return [each for each in used if isinstance(each, Queue)]
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self.current is not None:

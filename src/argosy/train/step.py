@@ -7,7 +7,8 @@ S3  A loss explains every `Exception` of its attempt; others are the user's, and
 
 import copy
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,7 @@ import torch
 
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError
-from argosy.data import Loader, seed_generators
+from argosy.data import Loader, Queue, seed_generators
 from argosy.train.spikes import NOTHING
 from argosy.train.tracking import Capsule, local
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
+
+LEAVE_S = 2.0
+"""How long a rank that was told to leave still waits for the items of its step."""
 
 AGREE = "all ranks must take the same steps; look for `if rank == 0`"
 
@@ -56,7 +60,7 @@ class Step:
         """For the loss of the microbatch in hand: sums and averages over ranks become the mean of the whole batch."""
         self.outcome = Outcome.OPEN
         self.entered = False
-        self.loaders: list[Loader] = []
+        self.loaders: list[Loader | Queue] = []
         self.rows: dict[str, Any] = {}
         self._updates = 0
         self._finite = True
@@ -81,19 +85,27 @@ class Step:
 
     # -- data --------------------------------------------------------------------------------------
 
-    def batches(self, data: Loader) -> Iterator[Any]:
+    def batches(self, data: Loader | Queue) -> Iterator[Any]:
         """This rank's microbatches of the step; gradients are exchanged with the last one only."""
         self._use(data)
         pieces = data.pieces
-        for number, batch in enumerate(data.batches()):
+        number = -1
+        for number, batch in enumerate(self._handed(data)):
             handed = data.handed
             assert handed is not None
             seed_generators(self._run.seed, self.number, handed.position - data.cursor)
             self.scale = handed.count * data.size / data.samples
             self._run.parallel.exchange_gradients(number == pieces - 1)
             yield batch
+        if number < 0 and self.rehearsal:
+            raise Abandoned("nobody has put an item yet: there is nothing to rehearse with")
 
-    def batch(self, data: Loader) -> Any:
+    def _handed(self, data: Loader | Queue) -> Iterator[Any]:
+        if isinstance(data, Loader):
+            return data.batches()
+        return data.rehearse() if self.rehearsal else data.batches(self._patience())
+
+    def batch(self, data: Loader | Queue) -> Any:
         """This rank's one microbatch of the step."""
         self._use(data)
         if data.pieces != 1:
@@ -102,16 +114,31 @@ class Step:
             )
         return next(iter(self.batches(data)))
 
-    def _use(self, data: Loader) -> None:
-        if not isinstance(data, Loader):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the data of a step come from an argosy.data.Loader: {type(data).__name__}")
+    def _use(self, data: Loader | Queue) -> None:
+        if not isinstance(data, Loader | Queue):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the data of a step come from an argosy.data.Loader or Queue: {type(data).__name__}")
         self._run.use(data)
         if data not in self.loaders:
             self.loaders.append(data)
 
+    def _patience(self) -> Callable[[], None]:
+        """What ends a wait for items: a lost rank, and, some seconds later, the wish to leave."""
+        run, leave_at = self._run, float("inf")
+
+        def check() -> None:
+            nonlocal leave_at
+            if run.crew.is_lost():
+                raise Abandoned("a rank was lost while others waited for items")
+            if run.wish.is_urgent:
+                leave_at = min(leave_at, time.monotonic() + LEAVE_S)
+            if time.monotonic() >= leave_at:
+                run.wish.check()
+
+        return check
+
     def once(self, name: str, make: Any) -> Any:
         """The value of `make()`, made once: the same on every attempt at this step."""
-        return self._run.once.get(self.number, name, make)
+        return self._run.once.get(self.number, name, make, rehearsal=self.rehearsal)
 
     def check(self, loss: Any) -> None:
         """Leave this step out, on all ranks, if `loss` is not finite, or a spike by the policy of the run."""
@@ -237,6 +264,8 @@ class Step:
             run.recheck.let_go()
         if self.rehearsal:
             self._roll_back()
+            if isinstance(error, Abandoned):
+                return True
             if error is not None:
                 error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
                 run.failed_rehearsal(error)

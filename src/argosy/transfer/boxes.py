@@ -1,12 +1,13 @@
 """Boxes in the index space of a tensor: intersect, subtract, cut, and how a box lies in memory. Pure."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 
 import msgspec
 
 
-class Box(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Box(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """The cells `start[d] <= i[d] < start[d] + shape[d]`; a 0-d box has one cell."""
 
     start: tuple[int, ...]
@@ -22,9 +23,16 @@ class Box(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     def __and__(self, other: "Box") -> "Box | None":
         """What both have, or None where they have no cell in common."""
-        start = tuple(map(max, self.start, other.start))
-        shape = tuple(min(a, b) - s for a, b, s in zip(self.stop, other.stop, start, strict=True))
-        return Box(start, shape) if all(n > 0 for n in shape) else None
+        start: list[int] = []
+        shape: list[int] = []
+        for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True):
+            low = a if a > b else b
+            size = min(a + n, b + m) - low
+            if size <= 0:
+                return None  # Most pairs end here, in the first dimension.
+            start.append(low)
+            shape.append(size)
+        return Box(tuple(start), tuple(shape))
 
     def __sub__(self, other: "Box") -> "list[Box]":
         """The cells of this box that `other` has not, as disjoint boxes in order."""
@@ -53,6 +61,11 @@ def whole(shape: Sequence[int]) -> Box:
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in cells of a row-major tensor."""
+    return _strides(tuple(shape))
+
+
+@lru_cache(1 << 14)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

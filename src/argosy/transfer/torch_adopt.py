@@ -111,9 +111,11 @@ class _Taker:
                     thing.update(content)
 
     def _commit_optimizer(self, unit: Unit, place: str, owner: tuple[str, Any, dict[str, Any]]) -> None:
+        from argosy.transfer.torch_state import from_value
+
         _, optimizer, group = owner
         parameter = self.builder.parameters[place]
-        plain: dict[str, Any] = dict(unit.options.get("state") or {})
+        plain: dict[str, Any] = from_value(unit.options.get("state") or {})
         keys = {key for key in unit.members if key != "parameter"} | set(plain)
         if unit.members or plain:
             if not keys:
@@ -126,11 +128,15 @@ class _Taker:
                 state.update(plain)
         for key, value in unit.options.items():
             if key in group and key != "params":
-                _set_option(group, key, value)
+                _set_option(group, key, from_value(value))
 
     def _grown(self, value: Value) -> Any:
         """The tree that `_tree` of the description took apart."""
+        from argosy.transfer.torch_state import FLOAT
+
         if isinstance(value, dict):
+            if FLOAT in value:
+                return float(value[FLOAT])
             if "$tensor" in value:
                 name = value["$tensor"]
                 found = self.loose.get(name)

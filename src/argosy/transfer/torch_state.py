@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128",
 }  # fmt: skip
 torch_dtypes = {name: dtype for dtype, name in NAMES.items()}
+FLOAT = "$float"
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -217,7 +219,7 @@ class _Builder:
             return parts if isinstance(content, list) else {"$tuple": parts}
         if not is_value(content):
             raise ConfigError(f"{name} cannot be kept: it is a {type(content).__name__}")
-        return content
+        return value_of(content)
 
     def adopt(self, stored: State) -> Adoption:
         """Find or make a tensor for each stored member; nothing of the live state changes before `commit`."""
@@ -247,8 +249,19 @@ def _is_number(value: Any) -> bool:
 
 
 def value_of(value: Any) -> Value:
+    """The same as JSON can say it, which knows no infinity."""
     if isinstance(value, list | tuple):
         return [value_of(inner) for inner in value]
     if isinstance(value, dict):
         return {key: value_of(inner) for key, inner in value.items()}
-    return value.item() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        value = value.item()
+    return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_value(value: Value) -> Any:
+    """What `value_of` was given, but lists for tuples."""
+    if isinstance(value, dict):
+        found = {key: from_value(inner) for key, inner in value.items()}
+        return float(found[FLOAT]) if FLOAT in found else found
+    return [from_value(inner) for inner in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from argosy.checkpoint.keeper.client import beside, ensure
+from argosy.checkpoint.keeper.client import beside, ensure_peer
 from argosy.checkpoint.keeper.service import Config, Keeper
 from argosy.core import ArgosyError
 
@@ -36,7 +36,7 @@ def main() -> None:
     os.chdir("/")
     try:
         if config.peer:
-            ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
+            ensure_peer(config)
         keeper = Keeper(config)
     except (ArgosyError, OSError) as error:
         print(str(error), flush=True)

@@ -41,6 +41,7 @@ from argosy.checkpoint.keeper.messages import (
     keeper_decoder,
 )
 from argosy.checkpoint.owner import DirectoryInUse
+from argosy.checkpoint.stores import is_url
 from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
@@ -102,6 +103,11 @@ def ensure(config: "Config") -> None:
         _start(config, path)
 
 
+def ensure_peer(config: "Config") -> None:
+    """See to it that the second keeper of a keeper listens."""
+    ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
+
+
 def _start(config: "Config", path: Path) -> None:
     package = str(Path(__file__).parents[3])
     # What a rank leaves behind is known by this mark, and killed with it.
@@ -136,7 +142,7 @@ class KeptWriter:
         self.committer, self._keeping = committer, keeping
         life = keeping.life or default_life()
         self._path, self._life, self._place = socket_path(path, life), life, os.path.abspath(path)
-        if "://" in path:
+        if is_url(path):
             self._place = path
         self._changed = Condition()
         self._answers: list[tuple[FromKeeper, list[int]]] = []
@@ -160,7 +166,11 @@ class KeptWriter:
         self._tried_at = time.monotonic()
         bytes_max = self._keeping.bytes_max or psutil.virtual_memory().available // 2
         peer = str(peer_path(self._path)) if self._keeping.peer else ""
-        ensure(Config(str(self._path), bytes_max, self._life, peer))
+        store = self.committer.store.name
+        place = store if is_url(store) else os.path.abspath(store)
+        if not is_url(store):
+            os.makedirs(place, exist_ok=True)  # A keeper ends when it is gone.
+        ensure(Config(str(self._path), bytes_max, self._life, place, peer))
         link = connect(self._path, keeper_decoder, "the keeper")
         link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
         answer, _ = link.wait(START_S)
@@ -232,6 +242,7 @@ class KeptWriter:
             submitted.done(error)
         else:
             submitted.done(None)
+            self.committer.tidy()
 
     def _is_committed(self, draft: Draft) -> bool:
         try:

@@ -120,7 +120,10 @@ class Commits:
                 error = next((e for result in results if (e := result.exception())), None)
         except BaseException as caught:
             error = caught
-        self._later(lambda: self._ended(waiting, error))
+        self._later(lambda: self._written(waiting, error))
+        if error is None and 0 in self._committers:
+            self._committers[0].tidy()
+        self._later(self._ended)
 
     def _commit(self, part: Part) -> None:
         slot, arena, fd = part
@@ -131,10 +134,12 @@ class Commits:
             committer.owner = self._owner
         committer.commit(draft, arena.view)
 
-    def _ended(self, waiting: _Waiting, error: BaseException | None) -> None:
+    def _written(self, waiting: _Waiting, error: BaseException | None) -> None:
         for slot, _, _ in waiting.parts:
             slot.users -= 1
-        self._busy = None
         self._committed(waiting.name, error)
+
+    def _ended(self) -> None:
+        self._busy = None
         self._begin()
         self._let_go()

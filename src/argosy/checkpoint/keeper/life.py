@@ -15,6 +15,8 @@ from argosy.fabric import here, runtime_dir
 
 AGENT_GONE_S = 60.0
 """Without an agent for so long, a run is over: the agent's warden would have started another."""
+PLACE_GONE_S = 5.0
+"""Without its directory for so long, a run is no longer wanted; a save makes the directory anew."""
 
 
 class OfRun(msgspec.Struct, frozen=True, tag=True):
@@ -50,13 +52,29 @@ class _Record(msgspec.Struct):
 
 
 class Pulse:
-    """Tells whether a life goes on; asked again and again, with the time."""
+    """Tells whether a life goes on; asked again and again, with the time.
 
-    def __init__(self, life: Life) -> None:
+    L1  A keeper outlives neither the directory whose snapshots it keeps nor its run's.
+    """
+
+    def __init__(self, life: Life, place: str) -> None:
         self._life = life
+        self._places = [] if is_url(place) else [place]
+        if isinstance(life, OfRun):
+            self._places.append(str(Path(life.directory, "run.json")))
         self._agent_seen_at: float | None = None
+        self._places_seen_at: float | None = None
 
     def beats(self, now: float) -> bool:
+        return self._has_places(now) and self._lives(now)
+
+    def _has_places(self, now: float) -> bool:
+        """False if one has been gone for a while; what cannot be looked at may be there."""
+        if self._places_seen_at is None or not any(map(is_gone, self._places)):
+            self._places_seen_at = now
+        return now - self._places_seen_at < PLACE_GONE_S
+
+    def _lives(self, now: float) -> bool:
         if isinstance(self._life, OfProcess):
             return is_living(self._life.pid, self._life.started_at)
         with suppress(OSError, msgspec.MsgspecError):
@@ -70,6 +88,16 @@ class Pulse:
 
 def read_record(directory: str) -> _Record:
     return msgspec.json.decode(Path(directory, "run.json").read_bytes(), type=_Record)
+
+
+def is_gone(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def answers(path: Path) -> bool:

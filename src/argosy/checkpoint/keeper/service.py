@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from argosy.checkpoint.arena import Arena, new_memory, room_of
 from argosy.checkpoint.format import BLOCK
+from argosy.checkpoint.keeper.client import ensure_peer
 from argosy.checkpoint.keeper.committing import Commits
 from argosy.checkpoint.keeper.held import Held
 from argosy.checkpoint.keeper.life import Life, Pulse
@@ -57,6 +59,8 @@ class Config(msgspec.Struct, frozen=True):
     socket: str
     bytes_max: int
     life: Life
+    place: str
+    """The directory of checkpoints, or the URL of their store."""
     peer: str = ""
 
 
@@ -90,7 +94,10 @@ class Keeper:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.commits = Commits(self._later, self.say, self._committed)
-        self.shipper = Shipper(Path(config.peer), self._later, self.say, self._release) if config.peer else None
+        self.shipper: Shipper | None = None
+        if config.peer:
+            again = partial(ensure_peer, config)
+            self.shipper = Shipper(Path(config.peer), again, self._later, self.say, self._release)
 
     def _later(self, call: Callable[[], None]) -> None:
         """Have the loop make a call: how threads report."""
@@ -107,7 +114,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the run ends and everything whole is written."""
-        pulse, checked_at = Pulse(self.config.life), 0.0
+        pulse, checked_at = Pulse(self.config.life, self.config.place), 0.0
         ends_at: float | None = None
         while True:
             for key, _ in self._selector.select(TICK_S):

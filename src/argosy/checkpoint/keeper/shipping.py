@@ -14,7 +14,7 @@ from argosy.checkpoint.format import CorruptShard, Draft, digest
 from argosy.checkpoint.keeper.held import Held, verify_arena
 from argosy.checkpoint.keeper.messages import Bytes, FromKeeper, Offer, Received, keeper_decoder
 from argosy.checkpoint.keeper.shelf import Slot
-from argosy.core import ArgosyError, DeadlinePassed
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect
 
 PIECE_BYTES = 4 << 20
@@ -27,11 +27,12 @@ class Shipper:
     def __init__(
         self,
         path: Path,
+        revive: Callable[[], None],
         later: Callable[[Callable[[], None]], None],
         say: Callable[[str], None],
         release: Callable[[list[Slot]], None],
     ) -> None:
-        self._path, self._later, self._say, self._release = path, later, say, release
+        self._path, self._revive, self._later, self._say, self._release = path, revive, later, say, release
         self._jobs: queue.SimpleQueue[tuple[str, list[tuple[Slot, Held]]]] = queue.SimpleQueue()
         Thread(target=self._run, name="argosy-ship", daemon=True).start()
 
@@ -55,8 +56,16 @@ class Shipper:
         slots = [slot for slot, _ in pieces]
         self._later(lambda: self._release(slots))
 
+    def _connected(self) -> Link[FromKeeper]:
+        """A link to the peer; one that died is replaced."""
+        try:
+            return connect(self._path, keeper_decoder, "the peer keeper")
+        except PeerLost:
+            self._revive()
+            return connect(self._path, keeper_decoder, "the peer keeper")
+
     def _ship(self, name: str, pieces: list[tuple[Slot, Held]]) -> None:
-        link = connect(self._path, keeper_decoder, "the peer keeper")
+        link = self._connected()
         try:
             for slot, held in pieces:
                 assert held.arena is not None

@@ -39,16 +39,26 @@ class Reply(Generic[T]):
         while True:
             if not self._ticket.done:
                 self._wait(until)
-            if self._retries and self._resend is not None and isinstance(self._ticket.error, PeerLost):
-                self._retries -= 1
-                self._ticket = self._resend(self.rank)
-                continue
-            return self._result()
+            if not self._again():
+                return self._result()
 
     @property
     def is_done(self) -> bool:
         """Whether `get` would return or raise at once."""
-        return self._ticket.done
+        return self._ticket.done and not self._is_to_be_made_again
+
+    @property
+    def _is_to_be_made_again(self) -> bool:
+        return bool(self._retries) and self._resend is not None and isinstance(self._ticket.error, PeerLost)
+
+    def _again(self) -> bool:
+        """Make the call again, if its rank is lost and that is wanted."""
+        if not self._is_to_be_made_again:
+            return False
+        assert self._resend is not None
+        self._retries -= 1
+        self._ticket = self._resend(self.rank)
+        return True
 
     def cancel(self) -> bool:
         """Give the call up and stop it at the callee; False if it was over before."""
@@ -140,6 +150,7 @@ class Replies(Generic[T]):
         With `timeout_s` it may raise `DeadlinePassed` before that; the calls go on.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
+        self._settle(until)
         results: list[T] = []
         failed: BaseException | None = None
         for position, reply in enumerate(self._replies):
@@ -157,6 +168,7 @@ class Replies(Generic[T]):
 
     def outcomes(self) -> list[T | Exception]:
         """Per rank its result or what it raised, in the order of the ranks."""
+        self._settle(None)
         outcomes: list[T | Exception] = []
         for reply in self._replies:
             try:
@@ -164,6 +176,17 @@ class Replies(Generic[T]):
             except Exception as error:
                 outcomes.append(error)
         return outcomes
+
+    def _settle(self, until: float | None) -> None:
+        """Make calls of lost ranks again as soon as they are lost: the others may be waiting for those ranks."""
+        waiting = [reply for reply in self._replies if reply._retries]  # pyright: ignore[reportPrivateUsage]
+        try:
+            while waiting and (until is None or time.monotonic() < until):
+                _wait_for_any(waiting)
+                waiting = [reply for reply in waiting if not reply.is_done]
+        except BaseException:
+            self.cancel()
+            raise
 
     def stream(self) -> Iterator[Reply[T]]:
         """The replies as they come; `get` of each returns or raises at once."""
@@ -204,7 +227,9 @@ class Replies(Generic[T]):
 
 
 def _wait_for_any(replies: Sequence[Reply[Any]]) -> None:
-    """Wait until bytes came for one of them, or a second has passed, and read."""
+    """Wait until bytes came for one of them, or a second has passed, and read; calls of lost ranks are made again."""
+    for reply in replies:
+        reply._again()  # pyright: ignore[reportPrivateUsage]
     tickets = [reply._ticket for reply in replies]  # pyright: ignore[reportPrivateUsage]
     peers = {ticket.peer for ticket in tickets}
     poller = select.poll()

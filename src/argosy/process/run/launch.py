@@ -8,7 +8,7 @@ import msgspec
 
 from argosy.process.run.restart import Restart
 
-UNKEYED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "WINDOWID", "COLUMNS", "LINES"})
+UNKEYED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "WINDOWID", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 UNKEYED_PREFIXES = ("TERM", "SSH_", "TMUX", "ARGOSY_")
 
 

@@ -1,0 +1,15 @@
+"""Which rank takes input here, and of how many."""
+
+import sys
+from typing import Any, cast
+
+from argosy.fabric import here
+
+
+def my_place() -> tuple[int, int]:
+    """This process's rank and the number of ranks: torch's group if formed, else what the launcher set."""
+    distributed = cast(Any, sys.modules.get("torch.distributed"))
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    place = here()
+    return place.rank.index, place.size

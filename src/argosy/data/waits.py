@@ -1,0 +1,32 @@
+"""How long a training waits for its input: seen on its page, recorded as spans, counted."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from argosy.observe import Doing, attached, span
+
+
+@dataclass(slots=True)
+class Waits:
+    """How long the training waited for data."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+
+    @contextmanager
+    def measure(self, step: int) -> Generator[None]:
+        """The training waits for the data of a step."""
+        page, began = attached(), time.perf_counter()
+        page.enter(Doing.DATA)
+        try:
+            with span("data", step):
+                yield
+        finally:
+            page.enter(Doing.NOTHING)
+            seconds = time.perf_counter() - began
+            self.count += 1
+            self.total_s += seconds
+            self.longest_s = max(self.longest_s, seconds)

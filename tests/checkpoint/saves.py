@@ -1,0 +1,82 @@
+"""Saves by two ranks and a root as values, and what a restore makes of the files that they left."""
+
+import ctypes
+
+import msgspec
+import numpy as np
+from checkpoint.disk import CrashingDisk, MemoryFiles
+
+from argosy.checkpoint.arranging import arrange, copies, entry, make_index, shares
+from argosy.checkpoint.format import CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
+from argosy.checkpoint.operations import Operation, index_name, make_root, plan_rank, plan_root, segment_name
+from argosy.checkpoint.reading import all_chunks, find_step
+from argosy.checkpoint.verifying import read_chunks
+from argosy.transfer import Member, Split, State, Unit, copy_boxes, sharded
+
+CELLS = 3000
+
+
+def values(step: int) -> np.ndarray:
+    return np.random.default_rng(step).integers(0, 2**32, CELLS, dtype=np.uint32)
+
+
+def rank_plan(step: int, rank: int, attempt: str) -> tuple[list[Operation], bytes, bytes]:
+    """The operations of a rank, the arena they refer to, and its index."""
+    layout = sharded((CELLS,), (2,), (Split(0),))
+    half = values(step)[rank * CELLS // 2 : (rank + 1) * CELLS // 2].copy()
+    state = State(rank, 2, {"w": Unit("w", {"parameter": Member("parameter", "parameter", "U32", layout, half)})})
+    found = shares(state)
+    text, _, size = arrange(found)
+    arena = np.zeros(size, np.uint8)
+    arena[: len(text)] = np.frombuffer(text, np.uint8)
+    name = step_name(step, attempt)
+    sums = [sums_text(s) for s in copy_boxes(copies(found[0], half.ctypes.data, arena.ctypes.data))]
+    draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=len(text))
+    data = msgspec.json.encode(make_index(draft, [entry(found[0], f"{name}/{segment_name(rank)}", sums)]))
+    return plan_rank(name, rank, size, data), arena.tobytes(), data
+
+
+def save(step: int, attempt: str) -> tuple[list[list[Operation]], list[bytes], list[Operation]]:
+    """The plans of both ranks, their arenas, and the plan of the root."""
+    name = step_name(step, attempt)
+    plans = [rank_plan(step, rank, attempt) for rank in (0, 1)]
+    indexes = [(f"{name}/{index_name(rank)}", plans[rank][2]) for rank in (0, 1)]
+    root = make_root(Root(step=step, session=attempt, saved_at=float(step), size=2, parts=[]), indexes)
+    return [plan[0] for plan in plans], [plan[1] for plan in plans], plan_root(name, root)
+
+
+SAVES = {step: save(step, f"{step:08x}") for step in (1, 2, 3)}
+
+
+def committed(step: int) -> dict[str, bytes]:
+    """The files of a whole save."""
+    disk = CrashingDisk()
+    ranks, arenas, root = SAVES[step]
+    for plan, arena in zip([*ranks, root], [*arenas, b""], strict=True):
+        disk.arena = arena
+        for operation in plan:
+            disk.perform(operation)
+    return disk.after_kill()
+
+
+def loaded(files: dict[str, bytes]) -> int | None:
+    """The step that a restore would take: the newest whose every byte is verified; C1 is checked here."""
+    try:
+        for step in find_step(MemoryFiles(files), None):
+            found = np.zeros(CELLS, np.uint32)
+
+            def sink(entry, box, address, found=found):
+                raw = ctypes.string_at(address, box.cells * 4)
+                found[box.start[0] : box.stop[0]] = np.frombuffer(raw, np.uint32)
+                return []
+
+            try:
+                read_chunks(MemoryFiles(files), all_chunks(step.entries), sink)
+            except CorruptShard:
+                continue
+            assert {(each.name, each.shape, each.dtype) for each in step.entries} == {("w", (CELLS,), "U32")}, "C1"
+            assert np.array_equal(found, values(step.root.step)), "C1: what loads is not a saved step"
+            return step.root.step
+    except StepNotFound:
+        pass
+    return None

@@ -1,0 +1,178 @@
+"""Bits flipped anywhere are found; and every digest is needed: where one is not checked, some flip passes."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from checkpoint.saves import committed, loaded
+
+from argosy.checkpoint import Saver, verify
+from argosy.checkpoint.arena import Arena
+from argosy.checkpoint.arranging import arrange, copies, entry, shares
+from argosy.checkpoint.format import ROOT, Draft, Index, Part, Root, digest, seal, sums_text, unseal
+from argosy.checkpoint.gathering import describe_arrays
+from argosy.checkpoint.keeper.messages import Offer
+from argosy.checkpoint.keeper.shipping import Arriving
+from argosy.core import ArgosyError
+from argosy.transfer import DTYPES, Box, Copy, Spot, copy_boxes, strides_of
+
+Files = dict[str, bytes]
+CLEAN = committed(1)
+HEADER = 4096
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+def flips(seed: int) -> Iterator[Files]:
+    """Every bit of the root and of the indexes, and some of the segments."""
+    rng = random.Random(seed)
+    for path, data in CLEAN.items():
+        is_segment = path.endswith(".safetensors")
+        places = rng.sample(range(HEADER, len(data)), 30) if is_segment else range(len(data) - 1)
+        for at in places:
+            for bit in range(8):
+                yield {**CLEAN, path: flipped(data, at, bit)}
+
+
+def as_if_unchecked(change: Callable[[Files, str], Files | None]) -> Callable[[Files], Files]:
+    """Give a damaged file the digest that it should have, as if nobody looked; files that are no such stay."""
+
+    def changed(files: Files) -> Files:
+        path = next(name for name in files if name.endswith(ROOT))
+        try:
+            return {**files, **(change(files, path) or {})}
+        except (ArgosyError, msgspec.MsgspecError, UnicodeDecodeError):
+            return files
+
+    return changed
+
+
+def sealed_again(files: Files, path: str) -> Files:
+    body = files[path].partition(b',"body":')[2][:-2]
+    return {path: b'{"digest":"' + digest(body).encode() + b'","body":' + body + b"}\n"}
+
+
+def with_parts(files: Files, path: str, root: Root) -> Files:
+    parts = [Part(part.file, len(files[part.file]), digest(files[part.file])) for part in root.parts]
+    return {path: seal(msgspec.structs.replace(root, parts=parts))}
+
+
+def indexes_again(files: Files, path: str) -> Files:
+    return with_parts(files, path, unseal(files[path], path))
+
+
+def summed_again(files: Files, path: str) -> Files | None:
+    root = unseal(files[path], path)
+    if any(digest(files[part.file]) != part.digest for part in root.parts):
+        return None
+    changed: Files = {}
+    for part in root.parts:
+        index = msgspec.json.decode(files[part.file], type=Index)
+        entries = []
+        for each in index.entries:
+            data = np.frombuffer(files[each.file], np.uint8)
+            sums = [sums_of(each.shape, each.dtype, box, data.ctypes.data + offset) for box, offset in each.chunks()]
+            entries.append(msgspec.structs.replace(each, sums=sums))
+        changed[part.file] = msgspec.json.encode(msgspec.structs.replace(index, entries=entries))
+    return {**changed, **with_parts({**files, **changed}, path, root)}
+
+
+def sums_of(shape: tuple[int, ...], dtype: str, box: Box, address: int) -> str:
+    return sums_text(copy_boxes([Copy(box, shape, DTYPES[dtype], Spot(address, strides_of(box.shape)))])[0])
+
+
+def load_unchecked(damaged: Iterable[Files]) -> None:
+    """If what loads is no saved step, C1 is broken, which is an AssertionError."""
+    for files in damaged:
+        with suppress(ValueError, KeyError):  # Without a check nonsense comes as far as numpy.
+            loaded(files)
+
+
+def test_c1_a_flipped_bit_anywhere_is_found():
+    assert loaded(CLEAN) == 1
+    assert all(loaded(files) is None for files in flips(0))
+    for path, data in CLEAN.items():
+        assert loaded({**CLEAN, path: data[:-9]}) is None
+        assert loaded({name: each for name, each in CLEAN.items() if name != path}) is None
+
+
+@pytest.mark.parametrize("change", [sealed_again, indexes_again, summed_again])
+def test_each_digest_check_is_needed(change: Callable[[Files, str], Files | None]):
+    unchecked = as_if_unchecked(change)
+    assert loaded(unchecked(CLEAN)) == 1
+    with pytest.raises(AssertionError, match="C1"):
+        load_unchecked(map(unchecked, flips(0)))
+
+
+def shipment() -> tuple[Draft, Arena]:
+    """One rank's part of a version, as a keeper holds it."""
+    arrays = {"weight": np.arange(500, dtype="<i4"), "moment": np.arange(500, dtype="<i4") * 3}
+    found = shares(describe_arrays(arrays))
+    text, border, size = arrange(found)
+    arena = Arena(size)
+    entries = []
+    for share in found:
+        sums = copy_boxes(copies(share, arrays[share.name].ctypes.data, arena.address))
+        entries.append(entry(share, "step-000000000007-aa/rank-00003.safetensors", list(map(sums_text, sums))))
+    more = {"border": border, "bytes": size, "room": len(text), "values": {"epoch": 41}}
+    return Draft(step=7, name="step-000000000007-aa", rank=3, size=4, entries=entries, **more), arena
+
+
+def arrived(draft: bytes, content: bytes, expected: str) -> str:
+    """What the peer keeper finds wrong with these bytes."""
+    offer = Offer("step-000000000007-aa", 7, 3, 4, len(content), len(draft), expected)
+    arena = Arena(len(content))
+    arriving = Arriving(offer, 1, arena)
+    data = draft + content
+    middle = len(data) // 3
+    assert not arriving.add(data[:middle])
+    assert arriving.add(data[middle:])
+    fault = arriving.fault()
+    arena.close()
+    return fault
+
+
+def test_a_bit_flipped_on_its_way_to_the_peer_is_named():
+    draft, arena = shipment()
+    text, content = msgspec.json.encode(draft), bytes(arena.view[: draft.bytes])
+    assert arrived(text, content, digest(text)) == ""
+    rng = random.Random(0)
+    for at in rng.sample(range(len(text)), 40):
+        fault = arrived(flipped(text, at, rng.randrange(8)), content, digest(text))
+        assert fault == "the index of rank 3 changed on its way"
+    for at in rng.sample(range(HEADER, draft.bytes), 40):
+        fault = arrived(text, flipped(content, at, rng.randrange(8)), digest(text))
+        name = "moment" if at < HEADER + 2000 else "weight"
+        assert f"rank-00003.safetensors on its way to the peer keeper: {name}[0:500]" in fault
+
+
+def test_the_index_of_a_shipment_must_be_checked():
+    """Its sums cover the tensors alone: a flip in a value beside them would pass."""
+    draft, arena = shipment()
+    text, content = msgspec.json.encode(draft), bytes(arena.view[: draft.bytes])
+    changed = text.replace(b'"epoch":41', b'"epoch":43')
+    assert changed != text
+    assert arrived(changed, content, digest(changed)) == ""
+    assert arrived(changed, content, digest(text)) != ""
+
+
+def test_verify_finds_every_flip_in_a_segment_and_names_it(tmp_path: Path):
+    """Also in the header, which is there for others' tools."""
+    arrays = {"weight": np.arange(300, dtype="<i4"), "moment": np.arange(300, dtype="<i4") * 3}
+    with Saver(tmp_path) as saver:
+        saver.save(arrays, 1).wait(30)
+    (segment,) = tmp_path.rglob("*.safetensors")
+    clean = segment.read_bytes()
+    assert list(verify(tmp_path, None)) == []
+    rng = random.Random(0)
+    for at in (*range(0, 260, 3), HEADER - 1, *rng.sample(range(HEADER, len(clean)), 20)):
+        segment.write_bytes(flipped(clean, at, rng.randrange(8)))
+        (fault,) = verify(tmp_path, None)
+        where = "the header" if at < HEADER else "moment" if at < HEADER + 1200 else "weight"
+        assert f"rank-00000.safetensors: {where}" in fault

@@ -1,0 +1,198 @@
+"""Kill -9 of ranks, keepers and peers, aimed at snapshot, shipping, commit and restore: what loads is a saved step."""
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import psutil
+import pytest
+from checkpoint.keepers import Run, holdings, is_saved, read_until, wait_for
+
+from argosy.checkpoint import KeepLast, Saver, StepNotFound, restore
+from argosy.checkpoint.keeper.life import OfProcess, OfRun, Pulse
+
+MOMENTS = {"restoring": 0.1, "saving": 0.01, "copied": 0.05, "durable": 0.02}
+"""What a training says, and for how many seconds what follows may be hit."""
+VICTIMS = {"rank": "", "keeper": "sock", "peer": "peer", "both": "sock", "all": ""}
+
+
+def kill_something(run: Run, rng: random.Random, moment: str, victim: str) -> int:
+    """Train, and kill at a moment; returns the last step that was acknowledged."""
+    with run.train(peer=True) as process:
+        assert process.stdout
+        begun = 0
+        read_until(process, "restoring")
+        if moment != "restoring":
+            begun = int(read_until(process, "begun")[0])
+            read_until(process, moment, begun + rng.randrange(1, 4))
+        time.sleep(rng.random() * MOMENTS[moment])
+        for keeper in run.keepers(VICTIMS[victim]) if victim != "rank" else []:
+            keeper.kill()
+        if victim in ("keeper", "peer"):
+            time.sleep(rng.random() * 0.3)  # The rank goes on without it for a while.
+        process.kill()
+        lines = [line.split() for line in process.stdout.read().splitlines()]
+    return max([int(words[1]) for words in lines if words[:1] == ["durable"] and len(words) == 2], default=begun)
+
+
+def kills(run: Run, times: int, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged = 0
+    plan = [(moment, victim) for victim in VICTIMS for moment in MOMENTS]
+    for number in range(times):
+        moment, victim = plan[number % len(plan)]
+        acknowledged = max(acknowledged, kill_something(run, rng, moment, victim))
+        if acknowledged:
+            found = restore(run.directory)
+            assert found.step >= acknowledged, f"seed {seed}, kill {number}: {victim} at {moment}"
+            assert is_saved(found, found.step), f"seed {seed}, kill {number}: {victim} at {moment}"
+            for step in holdings(run, "own") + holdings(run, "peer"):
+                with suppress(StepNotFound):  # A shipment that was under way took its memory.
+                    assert is_saved(restore(run.directory, step=step), step)
+
+
+def test_twenty_kills_lose_nothing(run: Run):
+    kills(run, 20, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_thousand_kills_lose_nothing(run: Run):
+    kills(run, 1000, seed=1)
+
+
+LARGE = 3_000_000
+"""Cells: more than a socket takes at once, so a shipment stands while its receiver does."""
+
+
+def test_a_keeper_killed_in_the_middle_of_shipping_leaves_no_half_version(run: Run):
+    with Saver(run.directory, keep=[KeepLast(3)], keeping=run.keeping(peer=True)) as saver:
+        saver.save({"a": np.full(LARGE, 1)}, 1).wait(60)
+        wait_for(lambda: holdings(run, "peer") == [1], "a shipment")
+        (peer,) = run.keepers("peer")
+        peer.suspend()
+        saver.save({"a": np.full(LARGE, 2)}, 2).wait(60)
+        (keeper,) = run.keepers("sock")
+        keeper.kill()
+        keeper.wait(30)
+        peer.resume()
+        assert holdings(run, "peer") == [1]
+        found = restore(run.directory, step=1)
+        assert found.source == "the peer keeper"
+        assert found.tensors["a"].tolist() == [1] * LARGE
+        assert restore(run.directory).step == 2
+        # The next keeper goes on with the same peer.
+        steps = count(3)
+        wait_for(lambda: shipped(saver, next(steps)) in holdings(run, "peer"), "a shipment by the next keeper")
+
+
+def shipped(saver: Saver, step: int) -> int:
+    """Save a step, and give it some time to reach a peer."""
+    saver.save({"a": np.full(LARGE, step)}, step).wait(60)
+    time.sleep(0.3)
+    return step
+
+
+def test_a_peer_killed_in_the_middle_of_shipping_costs_nothing_and_is_replaced(run: Run):
+    said: list[str] = []
+    with Saver(run.directory, keeping=run.keeping(peer=True), say=said.append) as saver:
+        saver.save({"a": np.full(LARGE, 1)}, 1).wait(60)
+        wait_for(lambda: holdings(run, "peer") == [1], "a shipment")
+        (peer,) = run.keepers("peer")
+        peer.suspend()
+        saver.save({"a": np.full(LARGE, 2)}, 2).wait(60)
+        peer.kill()
+        wait_for(lambda: said, "a word about the peer")
+        assert "the peer keeper did not take step-000000000002" in said[0]
+        assert restore(run.directory).source == "the keeper of this host"
+        saver.save({"a": np.full(LARGE, 3)}, 3).wait(60)
+        wait_for(lambda: holdings(run, "peer") == [3], "a shipment to the next peer")
+
+
+READER = """
+import sys, time
+from argosy.checkpoint.keeper.source import keeper_sources
+(source,) = keeper_sources(sys.argv[1])
+source.open(source.candidates()[0].name)
+print("reads", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_reader_held_is_free_again(run: Run):
+    """Restoring ranks that die do not keep the keeper's memory."""
+    size = 8 * 100_000
+    with Saver(run.directory, keeping=run.keeping(bytes_max=2 * size + 100_000)) as saver:
+        for step in (1, 2):
+            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+        command = [sys.executable, "-c", READER, str(run.directory)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=run.environment()) as reader:
+            assert reader.stdout
+            assert reader.stdout.readline() == "reads\n"
+            reader.kill()
+        for step in (3, 4, 5):
+            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+        wait_for(lambda: holdings(run, "own") == [5, 4], "the newest two")
+
+
+def test_a_directory_that_is_removed_while_it_is_written_to_is_said_at_once(run: Run):
+    """Rank 0 of two writes, rank 1 never comes: nobody waits for it below a directory that is gone."""
+    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.format import Draft
+    from argosy.checkpoint.stores import open_store
+
+    store = open_store(run.directory, new=True)
+    committer = Committer(store, 0, 2, (KeepLast(1),), lambda _: None)
+
+    def remove() -> None:
+        wait_for(lambda: list(run.directory.rglob("rank-00000.json")), "the index of rank 0")
+        run.directory.rename(f"{run.directory}.gone")  # At once, as a directory cannot be removed.
+
+    draft = Draft(step=1, name="step-000000000001-aa", rank=0, size=2, entries=[], border=0, bytes=0, room=0)
+    remover = Thread(target=remove)
+    remover.start()
+    with pytest.raises(FileNotFoundError, match="removed while it was written"):
+        committer.commit(draft, memoryview(bytearray(8192)))
+    remover.join()
+
+
+def test_a_keeper_does_not_outlive_its_directory(run: Run):
+    with Saver(run.directory, keeping=run.keeping(peer=True)) as saver:
+        saver.save({"a": np.arange(10)}, 1).wait(30)
+        keepers = run.keepers()
+        assert len(keepers) == 2
+        shutil.rmtree(run.directory)
+        psutil.wait_procs(keepers, 30)
+        assert run.keepers() == []
+        # The training lives: its next save makes the directory, the keeper and the hold on it anew.
+        saver.save({"a": np.arange(10) + 1}, 2).wait(30)
+        assert restore(run.directory).tensors["a"].tolist() == list(range(1, 11))
+
+
+def test_l1_a_directory_that_is_gone_for_a_moment_ends_nothing(tmp_path: Path):
+    me = psutil.Process()
+    place = tmp_path / "checkpoints"
+    pulse = Pulse(OfProcess(me.pid, me.create_time()), str(place))
+    assert pulse.beats(1.0)
+    assert pulse.beats(3.0)
+    place.mkdir()
+    assert pulse.beats(5.0)
+    assert pulse.beats(50.0)
+    place.rmdir()
+    assert pulse.beats(54.0)
+    assert not pulse.beats(56.0)
+    record = tmp_path / "run.json"
+    record.write_text('{"launch":1,"state":"running"}')
+    place.mkdir()
+    pulse = Pulse(OfRun("r", str(tmp_path), 1, "no-agent"), str(place))
+    assert pulse.beats(0.0)
+    record.unlink()
+    assert pulse.beats(4.0)
+    assert not pulse.beats(6.0)

@@ -1,0 +1,74 @@
+"""Which steps are kept, and what is never deleted."""
+
+from pathlib import Path
+
+import torch
+from checkpoint.disk import MemoryFiles
+from checkpoint.keepers import wait_for
+
+from argosy.checkpoint import KeepBest, KeepLast, Saver
+from argosy.checkpoint.committing import plan_prune
+from argosy.checkpoint.format import Root, seal, step_name
+from argosy.checkpoint.operations import Rmdir
+
+
+def steps_of(path: Path) -> list[int]:
+    return sorted(
+        int(each.name.split("-")[1]) for each in (path / "checkpoints").glob("step-*") if (each / "root.json").exists()
+    )
+
+
+def saved_steps(path: Path, keep: list[object], metrics: list[dict[str, float]], **options: object) -> list[int]:
+    """The steps that are left when step 1, 2, … were saved with these metrics."""
+    with Saver(path, keep=keep) as keeper:
+        for number, metric in enumerate(metrics, start=1):
+            keeper.save(torch.nn.Linear(2, 2), number, metrics=metric, **options).wait(30)
+    return steps_of(path)
+
+
+def test_keep_best_keeps_the_lowest_or_the_highest(tmp_path: Path):
+    losses = [{"val": value} for value in (5.0, 1.0, 4.0, float("nan"), 2.0, 6.0)]
+    assert saved_steps(tmp_path / "low", [KeepBest("val", 2)], losses) == [2, 5, 6]  # The newest is kept always.
+    assert saved_steps(tmp_path / "high", [KeepBest("val", 2, highest=True)], losses) == [1, 6]
+    assert saved_steps(tmp_path / "both", [KeepLast(2), KeepBest("val", 1)], losses) == [2, 5, 6]
+    without = [{}, {"val": 3.0}, {}, {}]
+    assert saved_steps(tmp_path / "some", [KeepBest("val", 1)], without) == [2, 4]
+
+
+def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
+    model = torch.nn.Linear(2, 2)
+    with Saver(tmp_path, keep=[KeepLast(2)]) as keeper:
+        for number in range(1, 7):
+            keeper.save(model, number, tag="first" if number == 1 else None).wait(30)
+            if number == 3:
+                keeper.pin(3)
+        wait_for(lambda: steps_of(tmp_path) == [1, 3, 5, 6], "what is not kept deleted")
+        keeper.unpin(3)
+        keeper.save(model, 7).wait(30)
+    assert steps_of(tmp_path) == [1, 6, 7]
+
+
+def test_a_run_that_went_back_keeps_the_saves_that_are_under_way():
+    """From step 100 on again, with step 200 still there: another rank's next save has a lower step and no root yet."""
+    files = MemoryFiles({
+        f"{step_name(200, 'aaaaaaaa0002')}/root.json": seal(Root(step=200, session="", saved_at=1, size=2, parts=[])),
+        f"{step_name(110, 'bbbbbbbb0001')}/root.json": seal(Root(step=110, session="", saved_at=2, size=2, parts=[])),
+        f"{step_name(120, 'bbbbbbbb0002')}/rank-00001.json": b"",
+        f"{step_name(105, 'aaaaaaaa0009')}/rank-00001.json": b"",
+    })  # fmt: skip
+    operations, _ = plan_prune(files, [KeepLast(2)], step_name(110, "bbbbbbbb0001"))
+    assert {o.path for o in operations if isinstance(o, Rmdir)} == {step_name(105, "aaaaaaaa0009")}
+
+
+def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):
+    said: list[str] = []
+    model = torch.nn.Linear(2, 2)
+    with Saver(tmp_path, keep=[KeepLast(1)], say=said.append) as keeper:
+        keeper.save(model, 1).wait(30)
+        keeper.pin(1)
+        (tmp_path / "checkpoints/pins.json").write_bytes(b"[\xb1]")
+        keeper.save(model, 2).wait(30)
+        keeper.save(model, 3).wait(30)
+        keeper.flush()
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert "nothing is deleted: digest mismatch in pins.json" in said[0]
