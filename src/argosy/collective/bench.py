@@ -33,6 +33,7 @@ BACKENDS = ("argosy", "gloo")
 _SAMPLE_S = 0.6
 _SAMPLES_MAX = 200
 _CELL_S = 300.0
+_END_S = 10.0
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -79,11 +80,19 @@ def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backend
                     why = "a rank failed" if ready else f"no result within {_CELL_S:g} s"
                     raise ArgosyError(f"{operation} of {nbytes} bytes: {why}")
                 found += msgspec.json.decode(line, type=list[Result])
+        for pid in children[1:]:
+            _await_end(pid)  # who is killed in the last barrier makes the others complain
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return found
+
+
+def _await_end(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    select.select([pidfd], [], [], _END_S)
+    os.close(pidfd)
 
 
 def _rows(sizes: Sequence[int], operations: Sequence[str]) -> list[tuple[str, int]]:
