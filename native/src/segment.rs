@@ -17,7 +17,6 @@ const LAST_HEAD_AT: usize = 192;
 const HEADS_AT: usize = 256;
 pub const HEAD_BYTES: usize = 128;
 pub const ABORT_DEADLINE: u32 = 0xFFFF_FFFE;
-pub const ABORT_ELSEWHERE: u32 = 0xFFFF_FFFF;
 /// A waiter sleeps no longer than this before it reads the abort again.
 const SLEEP: Duration = Duration::from_millis(20);
 const YIELDS: usize = 12;
@@ -198,7 +197,7 @@ impl Segment {
             let gives_up = match left {
                 Some(left) if left.is_zero() => Some((ABORT_DEADLINE, Broken::Deadline)),
                 _ if sleeps % 8 == 0 && (patience.interrupted)() => {
-                    Some((ABORT_ELSEWHERE, Broken::Interrupted))
+                    Some((self.rank as u32 + 1, Broken::Interrupted))
                 }
                 _ => None,
             };

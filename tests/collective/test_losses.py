@@ -19,7 +19,10 @@ OPERATIONS = [
     "barrier",
     "recv",
     "send",
+    "a living rank",
+    "sparse all_reduce",
 ]
+APART = ["apart " + name for name in ("all_reduce", "async all_reduce", "barrier", "recv", "send", "a living rank")]
 
 DEADLINE = """
 import datetime
@@ -62,6 +65,42 @@ dist.all_reduce(x := torch.ones(3))
 assert x[0] == size
 """
 
+REJECTED = """
+form()
+calls = [
+    lambda: dist.all_gather([torch.empty(2)] * (size - 1), torch.ones(2)),
+    lambda: dist.reduce_scatter(torch.empty(2), [torch.ones(2)] * (size + 1)),
+    lambda: dist.all_to_all([torch.empty(2)] * size, [torch.ones(2)] * (size - 1)),
+    lambda: dist.broadcast(torch.ones(2), 99),
+    lambda: dist.reduce(torch.ones(2), 99),
+    lambda: dist.scatter(torch.empty(2), [torch.ones(2)] if rank == 0 else None, 0) if rank == 0 else int("x"),
+]
+for call in calls:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        print(error)
+dist.all_reduce(x := torch.ones(3))
+assert x[0] == size
+"""
+
+LEFT = """
+import os, signal, threading
+from argosy.core import PeerLost
+form()
+told = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+dist.barrier()
+if rank == 0:
+    told.wait(["interrupted"])
+else:
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    dist.all_reduce(torch.ones(3))
+except (PeerLost, KeyboardInterrupt) as error:
+    print(type(error).__name__, error)
+told.set("interrupted", "")
+"""
+
 STOPPED = """
 import os, signal, threading, time
 world = form()
@@ -92,6 +131,35 @@ except PeerLost as error:
 sys.stdout.flush(); os._exit(0)
 """
 
+REPLACED = """
+import ctypes, os, signal, sys
+from argosy.collective import joining
+if rank == 1 and ctypes.CDLL(None).unshare(0x10000000):
+    print("skip"); sys.stdout.flush(); os._exit(0)
+ready, go = os.pipe()
+spare = rank == 1 and os.fork() == 0
+if spare:
+    os.close(go)
+    os.read(ready, 1)  # until the one whose place it takes is gone
+    with joining():
+        world = form()
+else:
+    world = form()
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with world.latched() as latch:
+        dist.all_reduce(torch.ones(3))
+        assert not latch.vote()
+    print(latch.loss)
+world.reform(None, 1)
+dist.all_reduce(x := torch.full((3,), float(rank + 1)))
+print(x.tolist(), world._inside.engine is None, spare)
+sys.stdout.flush()
+dist.barrier()
+os._exit(0)
+"""
+
 
 def test_a_killed_rank_is_named_on_every_other_in_each_operation():
     said = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=OPERATIONS)
@@ -102,6 +170,31 @@ def test_a_killed_rank_is_named_on_every_other_in_each_operation():
             message, late_ms = first.split("|")
             assert message == again == "rank 2 is lost: killed by SIGKILL"
             assert float(late_ms) < 2000  # no hang; the figure itself is bench/collectives.py's
+
+
+def test_a_killed_rank_is_named_where_ranks_share_no_host():
+    """Rank 1 and the victim are of one host, rank 0 of another. No rank may read how another ended."""
+    first, other, _ = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=APART)
+    if "skip" in other:
+        pytest.skip("no user namespaces here")
+    for text, causes in ((first, ("its connection closed", "its connection broke")), (other, ("its process is gone",))):
+        lines = [line for line in text.splitlines() if "is lost: " in line]  # Gloo logs its own errors
+        assert len(lines) == 2 * len(APART), text
+        for first_said, again in zip(lines[::2], lines[1::2], strict=True):
+            message, late_ms = first_said.split("|")
+            assert message == again
+            assert message.startswith(tuple(f"rank 2 is lost: {cause}" for cause in causes)), text
+            assert float(late_ms) < 5000  # no hang, where Gloo alone would wait for half an hour
+
+
+def test_a_group_without_shared_memory_goes_on_with_a_replacement():
+    first, other = crew(REPLACED, 2, must_end_well=False)
+    if "skip" in other:
+        pytest.skip("no user namespaces here")
+    lost, formed = [line for line in first.splitlines() if line.endswith("False") or "is lost" in line]
+    assert lost.startswith("rank 1 is lost: its connection ")
+    assert formed == "[3.0, 3.0, 3.0] True False"
+    assert "[3.0, 3.0, 3.0] True True" in other
 
 
 def test_a_deadline_names_who_has_not_arrived():
@@ -123,6 +216,24 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bo
     )
     assert "broadcast #3 of float32 with root 0 at script.py:7" in lines[2]
     assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
+
+
+def test_arguments_that_cannot_be_are_told_to_the_caller_and_the_group_goes_on():
+    lines = crew(REJECTED, 3)[0].splitlines()
+    assert lines == [
+        "all_gather: 2 output tensors for a group of 3 ranks",
+        "reduce_scatter: 4 input tensors for a group of 3 ranks",
+        "all_to_all: 2 input tensors for a group of 3 ranks",
+        "broadcast: no rank 99 in a group of 3 ranks",
+        "reduce: no rank 99 in a group of 3 ranks",
+        "scatter: 1 input tensors for a group of 3 ranks",
+    ]
+
+
+def test_a_rank_that_is_interrupted_in_an_operation_is_named():
+    first, interrupted = crew(LEFT, 2)
+    assert interrupted == "KeyboardInterrupt \n"
+    assert first == "PeerLost rank 1 is lost: it left all_reduce: KeyboardInterrupt\n"
 
 
 def test_a_rank_that_was_stopped_for_a_second_is_not_lost():

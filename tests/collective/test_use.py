@@ -42,6 +42,20 @@ threads = [threading.Thread(target=work, args=(groups[i], i * 1000)) for i in or
 print(failures or "good")
 """
 
+CALLBACKS = """
+import time
+form()
+def again(future):
+    found = future.value()
+    return dist.all_reduce(found[0], async_op=True).get_future().wait()
+for late in range(size):  # some ranks are called back by the caller, some by the group's own thread
+    if rank == late:
+        time.sleep(0.05)
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again).then(again)
+    assert future.wait()[0].tolist() == [size**3] * 3
+print("good")
+"""
+
 MANY = """
 form()
 x = torch.zeros(1)
@@ -146,6 +160,10 @@ def test_collectives_are_counted_once_on_the_progress_page():
 
 def test_two_groups_are_used_from_two_threads():
     assert crew(THREADS, 2) == ["good\n"] * 2
+
+
+def test_the_callback_of_a_future_may_wait_for_another_collective():
+    assert crew(CALLBACKS, 2) == ["good\n"] * 2
 
 
 def test_thousands_of_small_all_reduces():

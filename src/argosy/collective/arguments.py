@@ -68,6 +68,18 @@ def check_whole(name: str, whole: torch.Tensor, part: torch.Tensor, size: int) -
         raise RuntimeError(f"{name}: {whole.numel()} elements are not {size} times {part.numel()}")
 
 
+def check_one_per_rank(name: str, what: str, tensors: Sequence[Any], size: int) -> None:
+    """Raise if a list that holds a tensor for each rank does not."""
+    if len(tensors) != size:
+        raise RuntimeError(f"{name}: {len(tensors)} {what} tensors for a group of {size} ranks")
+
+
+def check_root(name: str, root: int, size: int) -> None:
+    """Raise if there is no such rank."""
+    if not 0 <= root < size:
+        raise RuntimeError(f"{name}: no rank {root} in a group of {size} ranks")
+
+
 def hide_from_dynamo(kind: type, names: Sequence[str]) -> None:
     """Let torch.compile call these methods as they are. Nothing of dynamo is imported before it is in use."""
     for name in names:

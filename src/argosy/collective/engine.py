@@ -45,12 +45,18 @@ class Engine:
             try:
                 code = native.run_collective(self.segment.address, self.rank, head, sends, receives, timeout_s)
             except BaseException as error:  # a signal's: the others must not wait for this rank
-                self.abort(f"rank {self._ranks[self.rank]} left {wish.name}: {type(error).__name__}")
+                self._leave(f"it left {wish.name}: {type(error).__name__}")
                 raise
             if code == 0:
                 return
             error = self._explain(code, timeout_s)
         raise error
+
+    def _leave(self, cause: str) -> None:
+        """Be the one that is lost; the engine that was interrupted may have said so already, but not why."""
+        self.abort(cause, self.rank + 1)
+        if self.segment.broken() == (self.rank + 1, ""):
+            self.segment.say(cause)
 
     def check(self) -> None:
         """Raise what an operation would, if the group is already broken."""

@@ -24,7 +24,15 @@ import torch
 import torch.distributed as dist
 
 from argosy.collective import plans, registry
-from argosy.collective.arguments import check_whole, hide_from_dynamo, reduction_code, reduction_options, seconds, split
+from argosy.collective.arguments import (
+    check_one_per_rank,
+    check_whole,
+    hide_from_dynamo,
+    reduction_code,
+    reduction_options,
+    seconds,
+    split,
+)
 from argosy.collective.inside import Inside
 from argosy.collective.latch import Latch
 from argosy.collective.layouts import layout_of, models_of
@@ -169,9 +177,9 @@ class Group(dist.ProcessGroup):
 
     def look(self) -> None:
         """Take note of a loss that nobody has met yet."""
-        if self.state == "live" and self._inside is not None and self._inside.engine is not None:
+        if self.state == "live" and self._inside is not None:
             try:
-                self._inside.engine.check()
+                self._inside.ward.check()
             except ArgosyError as loss:
                 self._lose(loss)
 
@@ -218,14 +226,12 @@ class Group(dist.ProcessGroup):
         old, inside = self._inside, Inside(self._store, meeting, self._timeout)
         if old is not None:
             self._lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
-            if old.engine is not None:
-                old.engine.abort(f"generation {generation} is formed")
+            old.ward.abort(f"generation {generation} is formed")
             old.close()
         self.drain(timeout_s)
         inside.open(self._ranks, timeout_s, give_up)
         self._inside, self.generation, self.loss, self.state = inside, generation, None, "live"
-        if inside.engine is not None:
-            inside.engine.on_loss = self._heard
+        inside.ward.on_loss = self._heard
 
     def memory(self) -> int:
         """Bytes of shared memory that this rank holds for the group."""
@@ -235,11 +241,11 @@ class Group(dist.ProcessGroup):
     def _heard(self) -> None:
         """A peer died: the watcher's thread tells."""
         inside, latch = self._inside, registry.latch()
-        if latch is None or inside is None or inside.engine is None:
+        if latch is None or inside is None:
             return
         with suppress(Exception):
             try:
-                inside.engine.check()
+                inside.ward.check()
             except ArgosyError as loss:
                 latch.trip(loss)
 
@@ -250,8 +256,7 @@ class Group(dist.ProcessGroup):
     def give_up(self, loss: ArgosyError) -> None:
         """Count as lost, and let no rank of the group wait for this one."""
         if self.state == "live" and self._inside is not None:
-            if self._inside.engine is not None:
-                self._inside.engine.abort(str(loss))
+            self._inside.ward.abort(str(loss))
             self._lose(loss)
 
     def drain(self, timeout_s: float) -> None:
@@ -271,7 +276,7 @@ class Group(dist.ProcessGroup):
         assert self._inside is not None
         ballot = self._inside.ballot(words)
         if self._inside.engine is None:
-            self._inside.through_gloo(ballot.plan())
+            self._inside.through_gloo(ballot.plan(), self._timeout.total_seconds())
         else:
             self._inside.engine.run(ballot.wish, [ballot.part], [ballot.part], self._timeout.total_seconds())
         return ballot.words.tolist()
@@ -323,7 +328,7 @@ class Group(dist.ProcessGroup):
         try:
             if self._answered(plan, work):
                 return
-            self._carry_out(plan, timeout_s, site)
+            source = self._carry_out(plan, timeout_s, site)
         except (PeerLost, DeadlinePassed) as loss:
             self._lose(loss)
             latch = registry.latch()
@@ -333,19 +338,20 @@ class Group(dist.ProcessGroup):
         except BaseException as error:
             work.finish(registry.kept_back(error))
         else:
-            work.finish()
+            work.finish(source=source)
 
-    def _carry_out(self, plan: Plan, timeout_s: float, site: str = "") -> None:
+    def _carry_out(self, plan: Plan, timeout_s: float, site: str = "") -> int:
+        """Returns who sent, where Gloo was asked to receive from anybody; else -1."""
         inside = self._inside
         assert inside is not None
         if not inside.takes(plan.tensors):
-            inside.through_gloo(plan)
-            return
+            return inside.through_gloo(plan, timeout_s)
         assert inside.engine is not None
         for step in plan.prepare():
             inside.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
             step.finish()
         plan.after()
+        return -1
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -415,6 +421,8 @@ class Group(dist.ProcessGroup):
         return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, gloo), opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        check_one_per_rank("all_to_all", "output", outputs, self.size())
+        check_one_per_rank("all_to_all", "input", inputs, self.size())
         plan = plans.all_to_all(outputs, inputs, list(outputs), ("alltoall", (outputs, inputs)))
         return self._issue(plan, opts)
 
@@ -456,7 +464,8 @@ class Group(dist.ProcessGroup):
         assert inside is not None
         if not inside.takes(tensors):
             # Each on its own thread: a send must not wait for a receive that was issued after it.
-            threading.Thread(target=self._run, args=(plan, work, 0.0), daemon=True).start()
+            how = (plan, work, self._timeout.total_seconds(), site)
+            threading.Thread(target=self._run, args=how, daemon=True).start()
             return work
         memory = plans.Memory()
         part = memory.read(tensors[0]) if name == "send" else memory.write(tensors[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from argosy.collective.arguments import reduction_options
+from argosy.collective.arguments import check_one_per_rank, check_root, reduction_options
 from argosy.collective.wire import REDUCIBLE, Kind, Wish, dtype_code
 
 Tensor = torch.Tensor
@@ -127,6 +127,7 @@ def reduce(tensor: Tensor, reduction: int, root: int, here: tuple[int, int], glo
     plan = Plan("reduce", [tensor], gloo)
     element, operation = arithmetic(tensor, reduction)
     rank, size = here
+    check_root("reduce", root, size)
 
     def prepare() -> list[Step]:
         memory = Memory()
@@ -149,6 +150,9 @@ def reduce_scatter(
     """An input is one tensor to be cut, or a list of one per rank."""
     plan = Plan("reduce_scatter", outputs, gloo)
     rank, size = here
+    for given in inputs:
+        if not isinstance(given, Tensor):
+            check_one_per_rank("reduce_scatter", "input", given, size)
     kinds = [arithmetic(output, reduction) for output in outputs]
 
     def prepare() -> list[Step]:
@@ -178,6 +182,9 @@ def all_gather(
     gloo: tuple[str, tuple[Any, ...]],
 ) -> Plan:
     """An output is one tensor that holds all, or a list of one per rank."""
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            check_one_per_rank("all_gather", "output", output, size)
     flat = [each for output in outputs for each in ([output] if isinstance(output, Tensor) else output)]
     plan = Plan("all_gather", [*flat, *inputs], gloo)
     plan.result = flat
@@ -209,6 +216,7 @@ def all_gather(
 def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], gloo: tuple[str, tuple[Any, ...]]) -> Plan:
     plan = Plan("broadcast", tensors, gloo)
     rank, size = here
+    check_root("broadcast", root, size)
 
     def prepare() -> list[Step]:
         steps: list[Step] = []
@@ -232,6 +240,9 @@ def gather(
     plan = Plan("gather", [*outputs, given], gloo)
     plan.result = list(outputs)
     rank, size = here
+    check_root("gather", root, size)
+    if rank == root:
+        check_one_per_rank("gather", "output", outputs, size)
 
     def prepare() -> list[Step]:
         memory = Memory()
@@ -256,6 +267,9 @@ def scatter(
     plan = Plan("scatter", [output, *inputs], gloo)
     plan.result = [output]
     rank, size = here
+    check_root("scatter", root, size)
+    if rank == root:
+        check_one_per_rank("scatter", "input", inputs, size)
 
     def prepare() -> list[Step]:
         memory = Memory()

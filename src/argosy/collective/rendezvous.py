@@ -1,10 +1,12 @@
 """How the members of a group find each other: one key per member and generation in torch's store.
 
 Each member says on which host it is, which process, and how much memory it can give; if all share a host, the first
-of them then makes the shared segment. The store must outlive every rank, as an agent's does.
+of them then makes the shared segment, else they connect to each other. The store must outlive every rank, as an
+agent's does.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +17,7 @@ import msgspec
 
 from argosy._select import native_is_compiled
 from argosy.collective import segment as segments
+from argosy.collective.links import Door, own_address
 from argosy.collective.segment import ABORT_ELSEWHERE, Segment, Shape
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
 
@@ -69,22 +72,23 @@ def host_id() -> str:
 
 def meet(
     store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[], bool] | None = None
-) -> tuple[list[Hello], Segment | None]:
-    """Exchange hellos; return them with the group's segment, or None if the members share no host.
+) -> tuple[list[Hello], Segment | dict[int, socket.socket]]:
+    """Exchange hellos; return them with the group's segment, or with links to the peers if they share no host.
 
     Raises:
         PeerLost: a member died meanwhile.
         DeadlinePassed: some did not come.
         Superseded: `give_up` said so.
-        ArgosyError: the layouts of the members differ.
+        ArgosyError: the layouts of the members differ, or they cannot reach each other.
     """
     own = Hello(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room)
     store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
     hellos = _hellos(store, meeting, timeout_s, give_up)
     _check(meeting, hellos)
-    if len({hello.host for hello in hellos}) > 1:
-        return hellos, None
     wait = partial(_await, store, meeting, hellos, timeout_s, give_up)
+    if len({hello.host for hello in hellos}) > 1:
+        look = partial(_look, meeting, dict(enumerate(hellos)), time.monotonic() + timeout_s, timeout_s, give_up)
+        return hellos, _link(store, meeting, wait, look)
     segment = _lead(store, meeting, hellos, wait) if meeting.rank == 0 else _follow(store, meeting, hellos, wait)
     return hellos, segment
 
@@ -119,6 +123,15 @@ def _follow(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[l
     segment = segments.open_of(where, Shape(meeting.size, offer.window), meeting.rank)
     store.set(meeting.key(meeting.rank) + "/open", b"1")
     return segment
+
+
+def _link(
+    store: Any, meeting: Meeting, wait: Callable[[list[str]], None], look: Callable[[], None]
+) -> dict[int, socket.socket]:
+    door, keys = Door(own_address(store)), [meeting.key(rank) + "/door" for rank in range(meeting.size)]
+    store.set(keys[meeting.rank], door.place)
+    wait(keys)
+    return door.link(meeting.rank, [store.get(key).decode() for key in keys], look)
 
 
 def _hellos(store: Any, meeting: Meeting, timeout_s: float, give_up: Callable[[], bool] | None) -> list[Hello]:

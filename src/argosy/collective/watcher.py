@@ -1,4 +1,4 @@
-"""One thread per process that sees peers die: it holds their pidfds and tells who asked."""
+"""One thread per process that sees peers die: it holds their pidfds, reads their links, and tells who asked."""
 
 import os
 import select
@@ -19,6 +19,7 @@ class Watcher:
         self._poll = select.epoll()
         self._watched: dict[int, tuple[int, dict[int, Told]]] = {}
         self._pidfds: dict[int, int] = {}
+        self._attended: dict[int, Callable[[], bool]] = {}
         self._next = 0
         threading.Thread(target=self._run, name="argosy-watcher", daemon=True).start()
 
@@ -50,6 +51,19 @@ class Watcher:
                 if askers.pop(ticket, None) is not None and not askers:
                     self._drop(pidfd, pid)
 
+    def attend(self, fd: int, ready: Callable[[], bool]) -> None:
+        """Call `ready` whenever there is something to read, until it returns False."""
+        with self._lock:
+            self._attended[fd] = ready
+            self._poll.register(fd, select.EPOLLIN)
+
+    def neglect(self, fd: int, ready: Callable[[], bool]) -> None:
+        """Attend to a descriptor no more, if it is still the one that `ready` reads; before it is closed."""
+        with self._lock:
+            if self._attended.get(fd) is ready:
+                del self._attended[fd]
+                self._poll.unregister(fd)
+
     def _drop(self, pidfd: int, pid: int) -> None:
         self._poll.unregister(pidfd)
         del self._watched[pidfd], self._pidfds[pid]
@@ -58,6 +72,11 @@ class Watcher:
     def _run(self) -> None:
         while True:
             for pidfd, _ in self._poll.poll():
+                ready = self._attended.get(pidfd)
+                if ready is not None:
+                    if not ready():
+                        self.neglect(pidfd, ready)
+                    continue
                 with self._lock:
                     if pidfd not in self._watched:
                         continue
@@ -75,6 +94,7 @@ def how_it_ended(pid: int, pidfd: int) -> str:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
+            os.readlink(f"/proc/{pid}/ns/user")  # who may not read this is told of an exit code 0, whatever it was
             status = int(fields[-1])
     except (OSError, IndexError, ValueError):
         status = None

@@ -121,6 +121,10 @@ class Queue:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        if threading.current_thread() is self._thread:
+            # The callback of a future put it there, and may wait for it: nobody else would run it.
+            while self._take_turn():
+                pass
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or running; False if that took too long."""
@@ -137,13 +141,19 @@ class Queue:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
-            try:
-                job()
-            finally:
-                with self._changed:
-                    self._open -= 1
-                    self._changed.notify_all()
-                del job
+            if not self._take_turn():
+                return
+
+    def _take_turn(self) -> bool:
+        """Run the next job; False if there is none."""
+        with self._changed:
+            if not self._jobs:
+                return False
+            job = self._jobs.popleft()
+        try:
+            job()
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+        return True

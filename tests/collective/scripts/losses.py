@@ -1,6 +1,7 @@
 """A rank is killed while the others are in an operation: each of them gets PeerLost, named, and soon."""
 
 # ruff: noqa: F821 (names that the crew gives)
+import ctypes
 import os
 import signal
 import sys
@@ -8,8 +9,11 @@ import time
 
 from argosy.core import PeerLost
 
+apart, operation = round.startswith("apart "), round.removeprefix("apart ")
+if apart and rank > 0 and ctypes.CDLL(None).unshare(0x10000000):  # another user is another host
+    print("skip"), sys.stdout.flush(), os._exit(0)
 world = form()
-victim, operation = size - 1, round
+victim = size - 1
 big = torch.ones(8_000_000)
 whole = torch.empty(size * 1_000_000)
 calls = {
@@ -23,6 +27,8 @@ calls = {
     "barrier": lambda: dist.barrier(),
     "recv": lambda: dist.recv(big, victim),
     "send": lambda: dist.send(big, victim),
+    "sparse all_reduce": lambda: dist.all_reduce(torch.sparse_coo_tensor([[rank]], [1.0], (4,))),
+    "a living rank": lambda: dist.recv(big, 1 - rank),  # which waits too, for the other
 }
 told = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 calls["barrier"]()

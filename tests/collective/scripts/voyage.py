@@ -104,8 +104,10 @@ class Sailor:
         if life == 0:
             self.keep(0)
 
-    def loss(self, step):
+    def loss(self, step, in_backward=None):
         x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step * 100 + self.rank))
+        if in_backward is not None:  # the first layer's turn, when gradients of the last are on their way
+            x.requires_grad_().register_hook(in_backward)
         return self.model(x).square().mean()
 
     def local(self):
@@ -139,11 +141,9 @@ class Sailor:
             with self.group.latched() as latch:
                 self.optimizer.zero_grad()
                 self.meet("forward")
-                loss = self.loss(self.step)
+                loss = self.loss(self.step, lambda _: self.meet("backward"))
                 self.meet("collective")
-                hook = next(iter(self.model.parameters())).register_hook(lambda g: self.meet("backward"))
                 loss.backward()
-                hook.remove()
                 if self.wrapper == "ddp":
                     self.keep(self.step + 1)  # what is local does not change by applying
                 self.meet("vote")
@@ -154,7 +154,6 @@ class Sailor:
                 if self.wrapper == "fsdp2":
                     self.keep(self.step)
             else:
-                hook.remove()
                 self.set_local(before)
                 self.heal(newcomer=False)
 

@@ -1,0 +1,196 @@
+"""Connections between the ranks of a group that share no memory: they tell that a peer ended, or gave the group up.
+
+A link carries lines of text: once who speaks, later why its speaker gives the group up, or that it leaves in peace.
+Bytes of tensors go through Gloo.
+"""
+
+import ipaddress
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from argosy.collective.watcher import watcher
+from argosy.core import ArgosyError, PeerLost
+
+_LINE_MAX = 500
+_ACCEPT_S = 0.02
+_CONNECT_S = 10.0
+_GUEST_S = 2.0
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+_BYE, _GIVE_UP = "bye", "give up "
+
+
+def own_address(store: Any) -> str:
+    """The address of this host by which it reaches the store, and so, one may hope, its peers."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None) or socket.gethostname()
+    with suppress(OSError):
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing: the kernel chooses the way
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+class Door:
+    """Where the peers of higher rank knock. Nothing is answered; who does not know the word is turned away."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ipaddress.ip_address(address.split("%")[0]).version == 6 else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self._listener.settimeout(_ACCEPT_S)
+        self._word = secrets.token_hex(16)
+        self.place = f"{address} {self._listener.getsockname()[1]} {self._word}"
+
+    def link(self, rank: int, places: Sequence[str], look: Callable[[], None]) -> dict[int, socket.socket]:
+        """Knock at the lower ranks, let the higher ones in; `look` raises if that is in vain.
+
+        Raises:
+            ArgosyError: a peer cannot be reached.
+        """
+        links: dict[int, socket.socket] = {}
+        try:
+            with self._listener:
+                for peer in range(rank):
+                    links[peer] = _knock(peer, places[peer], rank)
+                while len(links) < len(places) - 1:
+                    try:
+                        guest, _ = self._listener.accept()
+                    except TimeoutError:
+                        look()
+                        continue
+                    word, _, said = _first_line(guest).partition(b" ")
+                    if secrets.compare_digest(word, self._word.encode()) and said.isdigit():
+                        links[int(said)] = guest
+                    else:
+                        guest.close()
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+        return links
+
+
+def _knock(peer: int, place: str, rank: int) -> socket.socket:
+    address, port, word = place.split()
+    try:
+        link = socket.create_connection((address, int(port)), _CONNECT_S)
+    except OSError as error:
+        raise ArgosyError(
+            f"rank {peer} cannot be reached at {address}:{port}: {error}",
+            hint="give the store (MASTER_ADDR) by an address of its host that the other hosts can reach",
+        ) from error
+    link.sendall(f"{word} {rank}\n".encode())
+    return link
+
+
+def _first_line(guest: socket.socket) -> bytes:
+    """What a guest says first, or nothing if it keeps silent."""
+    guest.settimeout(_GUEST_S)
+    raw = b""
+    with suppress(OSError):
+        while not raw.endswith(b"\n") and len(raw) < _LINE_MAX and (more := guest.recv(1)):
+            raw += more
+    return raw.strip()
+
+
+class Links:
+    """The links of one rank in one generation; the first loss that they tell stays."""
+
+    def __init__(self, links: dict[int, socket.socket], near: dict[int, int], ranks: Sequence[int]) -> None:
+        """`near` are the pids of those on this host: they are watched as processes, which tells how they end."""
+        self._links, self._ranks, self._near = links, tuple(ranks), near
+        self.on_loss: Callable[[], None] = lambda: None
+        self._loss: ArgosyError | None = None
+        self._lock = threading.Lock()
+        self._read: dict[int, bytes] = {}
+        self._attended: dict[int, Callable[[], bool]] = {}
+        self._tickets = [watcher().watch(pid, partial(self._lose, rank)) for rank, pid in near.items()]
+        _open.add(self)
+        for rank, link in links.items():
+            link.setblocking(False)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:  # a host that is gone says nothing
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._attended[rank] = partial(self._hear, rank, link)
+            watcher().attend(link.fileno(), self._attended[rank])
+
+    def check(self) -> None:
+        """Raise if the group is broken."""
+        if self._loss is not None:
+            raise self._loss
+
+    def abort(self, cause: str) -> None:
+        """Give the group up, here and on all ranks."""
+        if self._keep(PeerLost("a rank of another group", cause)):
+            self._tell(_GIVE_UP + " ".join(cause.split())[: _LINE_MAX - 20])
+
+    def close(self) -> None:
+        """Leave in peace: the peers take the end of these links for no loss."""
+        self._tell(_BYE)
+        for ticket in self._tickets:
+            watcher().forget(ticket)
+        for rank, link in self._links.items():
+            watcher().neglect(link.fileno(), self._attended[rank])
+        self._tickets = []
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what this process has of the links, without a word."""
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+    def _tell(self, line: str) -> None:
+        for link in self._links.values():
+            with suppress(OSError):
+                link.send(line.encode() + b"\n")
+
+    def _keep(self, loss: ArgosyError) -> bool:
+        with self._lock:
+            first, self._loss = self._loss is None, self._loss or loss
+        return first
+
+    def _lose(self, rank: int, cause: str) -> None:
+        if self._keep(PeerLost(f"rank {self._ranks[rank]}", cause)):
+            self.on_loss()
+
+    def _hear(self, rank: int, link: socket.socket) -> bool:
+        """Read what a peer says, in the watcher's thread; False when its link has ended."""
+        try:
+            raw = link.recv(4096)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            raw, cause = b"", f"its connection broke: {error.strerror or error}"
+        else:
+            cause = "its connection closed"
+        *lines, rest = (self._read.get(rank, b"") + raw).split(b"\n")
+        self._read[rank] = rest[-_LINE_MAX:]
+        for line in (line.decode(errors="replace") for line in lines):
+            if line == _BYE:
+                return False
+            if line.startswith(_GIVE_UP) and self._keep(PeerLost("a rank of another group", line[len(_GIVE_UP) :])):
+                self.on_loss()
+        if not raw and rank not in self._near:
+            self._lose(rank, cause)
+        return bool(raw)
+
+
+_open: "weakref.WeakSet[Links]" = weakref.WeakSet()
+
+
+def _let_all_go() -> None:
+    for links in _open:
+        links.let_go()
+
+
+# Else a worker that a rank forked would keep the rank's links open after its death.
+os.register_at_fork(after_in_child=_let_all_go)
