@@ -124,6 +124,12 @@ def version_of(package: str) -> str:
         return "missing"
 
 
+def _torch_home(python: str) -> str:
+    """Where an interpreter has torch: perhaps in an environment that it borrows."""
+    words = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])"
+    return subprocess.run([python, "-c", words], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
+
 def _site_packages(python: str) -> str:
     if python == sys.executable:
         return sysconfig.get_path("purelib")
@@ -138,7 +144,7 @@ def set_up(peer: Peer, torch_python: str) -> None:
     subprocess.run([torch_python, "-m", "venv", str(peer.home)], check=True)
     if peer.shares_torch:
         inner = Path(_site_packages(str(peer.python)))
-        (inner / "shared_torch.pth").write_text(_site_packages(torch_python) + "\n")
+        (inner / "shared_torch.pth").write_text(_torch_home(torch_python) + "\n")
     for step in peer.steps:
         subprocess.run([str(peer.python), "-m", "pip", "install", "--quiet", *step], check=True, timeout=1800)
     frozen = subprocess.run(

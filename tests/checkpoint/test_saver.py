@@ -169,6 +169,7 @@ def test_a_state_without_tensors(tmp_path: Path):
     assert into == {"epoch": 1}
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_tensors(tmp_path: Path):
     arrays = {f"t{i}": np.full(3, i, np.int32) for i in range(100_000)}
