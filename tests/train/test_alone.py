@@ -109,6 +109,49 @@ def test_log_best_and_age(tmp_path: Path):
     assert set(rows[0].values) == {"loss", "inside", "value", "rising"}
 
 
+def test_the_best_is_known_whenever_it_is_asked_for(tmp_path: Path):
+    training = Training(tmp_path)
+    for step, value in zip(training.run.steps(until=6), (5, 1, 4, 3, 9, 2), strict=True):
+        with step:
+            training.update(step)
+            training.run.log(value=value)
+    assert (training.run.best("value").value, training.run.best("value").step) == (1.0, 2)
+    assert training.run.best("value", highest=True).value == 9.0
+
+
+def test_what_is_no_number_is_not_logged(tmp_path: Path):
+    run = Training(tmp_path).run
+    with pytest.raises(ConfigError, match=r"run\.log takes numbers: note='hello'"):
+        run.log(note="hello")
+    with pytest.raises(ConfigError, match=r"run\.log takes numbers: many=tensor"):
+        run.log(many=torch.zeros(2))
+
+
+def test_an_optimizer_that_is_not_tracked_is_refused(tmp_path: Path):
+    training = Training(tmp_path)
+    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+
+    def work(step: Step) -> None:
+        training.model(step.batch(training.data)).sum().backward()
+        other.step()
+
+    with pytest.raises(ConfigError, match="an optimizer that is not tracked steps in step 0"):
+        training.sail(3, work)
+
+
+def test_an_optimizer_outside_the_block_is_refused(tmp_path: Path):
+    training = Training(tmp_path)
+
+    def sail() -> None:
+        for step in training.run.steps(until=3):
+            with step:
+                training.model(step.batch(training.data)).sum().backward()
+            training.optimizer.step()
+
+    with pytest.raises(ConfigError, match="an optimizer steps outside `with step:`, after step 1"):
+        sail()
+
+
 def test_best_is_remembered_by_the_next_launch(tmp_path: Path):
     for last in (3, 5):
         training = Training(tmp_path)
@@ -308,7 +351,7 @@ def test_what_bits_depend_on_is_named_when_it_changed(tmp_path: Path, capsys: py
 NO_SPACE = "[Errno 28] No space left on device; trying again"
 
 
-def test_a_full_disk_costs_checkpoints_and_rows_not_steps(small_disk: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_full_disk_costs_checkpoints_and_nothing_else(small_disk: Path, capsys: pytest.CaptureFixture[str]):
     training = Training(small_disk / "run")
     for step in training.run.steps(until=12):
         with step:
@@ -318,6 +361,7 @@ def test_a_full_disk_costs_checkpoints_and_rows_not_steps(small_disk: Path, caps
         if step.number == 9:
             until(lambda: NO_SPACE in capsys.readouterr().err, NO_SPACE)
             (small_disk / "ballast").unlink()
+    assert [row.step for row in read_log(small_disk / "run")] == list(range(1, 13))
     assert training.bits() == Training(small_disk.parent / "whole").sail(12).bits()
     assert Training(small_disk / "run").sail(12).bits() == training.bits()
 

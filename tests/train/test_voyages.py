@@ -10,6 +10,7 @@ from console import Console, terminal
 from argosy.train import read_log
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "voyage.py")
+ORPHAN = Path(__file__).parent / "scripts" / "orphan.py"
 STEPS = 9
 
 
@@ -125,6 +126,17 @@ def test_stages_of_a_pipeline(dock: Console, deaths: list[str]):
 
 def test_experts_spread_over_ranks(dock: Console):
     check(dock, "experts", 2, "1.0:forward:2", "0.0:after vote:5")
+
+
+def test_who_has_taken_the_state_over_has_it(dock: Console):
+    found: list[str] = []
+    for name in ("orphan", "calm"):
+        ended = dock.argosy("run", "-n", "2", str(ORPHAN), str(dock.cwd / name), *(["calm"] if name == "calm" else []))
+        assert ended.code == 0, ended.text
+        found += [line for line in ended.out.decode().splitlines() if "digest" in line]
+    assert (dock.cwd / "orphan" / "shot").exists()
+    assert found[0] == found[1]
+    assert len(found) == 2
 
 
 def fate(seed: int) -> tuple[str, int, list[str]]:

@@ -27,6 +27,9 @@ class Mending:
     def __init__(self, run: "Run") -> None:
         self._run = run
         self.fresh = True
+        """This rank has no state that the others could go on from."""
+        self.pristine = True
+        """Nothing has changed since the script made it."""
         self.copies = True
         """The parameters of all ranks are copies of each other."""
         self.late = False
@@ -56,9 +59,10 @@ class Mending:
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
         self.speaker = alive[0] if alive else 0
         decision = decide_healing(told)
+        was_fresh = self.fresh
         match decision:
             case FromPeer():
-                self._from_peer(decision)
+                self._from_peer(decision, told[decision.source])
             case FromPockets(step):
                 self._from_pocket(step)
                 if not alive:
@@ -68,17 +72,20 @@ class Mending:
                 run.parallel.begin_alike()
                 self.compare()
         if alive:
-            self.copies, run.undo, self.late = told[alive[0]].copies, told[alive[0]].undo, told[alive[0]].late
+            self._be_like(told[alive[0]])
             self._find_holders()
         mark = next((mark for _, mark, _ in said if mark is not None), None)
         run.saves.open(run, mark)
         run.saves.forget()
         run.recheck.forget()
-        if self.fresh and alive:
+        if was_fresh and alive:
             self._catch_up(said[alive[0]][2])
         self.fresh = False
 
-    def _from_peer(self, healing: FromPeer) -> None:
+    def _be_like(self, told: Told) -> None:
+        self.copies, self._run.undo, self.late = told.copies, told.undo, told.late
+
+    def _from_peer(self, healing: FromPeer, source: Told) -> None:
         """The source sends its state to each fresh rank; what is local comes from that rank's own pocket."""
         run = self._run
         if healing.pocketed and run.rank == healing.source:
@@ -99,9 +106,14 @@ class Mending:
             content = torch.empty(head[1], dtype=torch.uint8)
             if head[1]:
                 dist.recv(content, healing.source)
+            self.pristine = False
             run.tracked.adopt(unpack(head[0], content))
             self._take_local(healing.step)
             run.step = healing.step
+            if not healing.pocketed:
+                # From here on the others may go on from this rank, even if all who had the state die now.
+                self._be_like(source)
+                self.fresh = False
 
     def _take_local(self, step: int) -> None:
         """What differs between ranks: as it was after the block, or else what the forward pass had changed."""
@@ -122,6 +134,7 @@ class Mending:
         if capsule is None:
             raise PeerLost(f"rank {run.rank}", f"its pocket does not hold step {step} any more")
         run.saves.wait_for_copy()
+        self.pristine = False
         run.tracked.adopt(capsule)
         if run.step > step:
             run.went_back(step)
@@ -135,7 +148,7 @@ class Mending:
             found = self.restore(run.directory, None)
         except StepNotFound:
             if run.parent is None:
-                run.step = 0
+                self._begin_anew()
                 return
             found = self.restore(*run.parent)
             found.source = f"{run.parent[0]}, {found.source}"
@@ -146,6 +159,19 @@ class Mending:
         run.step = found.step
         if not quiet:
             run.restored(found.step, found.source)
+
+    def _begin_anew(self) -> None:
+        """There is no checkpoint yet: all ranks begin at step 0, with what their scripts made.
+
+        Raises:
+            SystemExit: this rank has trained since; a new process takes its place.
+        """
+        if not self.pristine:
+            self._run.tell(f"rank {self._run.rank} begins again: there is no checkpoint yet that all could go on from")
+            raise SystemExit(1)
+        if self._run.crew.view > 1:
+            self._run.say("all ranks that had the state are lost, and there is no checkpoint yet: beginning again")
+        self._run.step = 0
 
     def restore(self, directory: Path, step: int | None) -> Restored:
         """The state of a step, from a directory."""

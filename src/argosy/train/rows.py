@@ -53,7 +53,11 @@ class Log:
         self._journal = Journal(path)
 
     def write(self, record: Row | WentBack) -> None:
-        """Add a record; on a full disk it is lost, and training goes on."""
+        """Add a record.
+
+        Raises:
+            OSError: there is no room.
+        """
         self._journal.append(msgspec.msgpack.encode(record))
 
     def close(self) -> None:

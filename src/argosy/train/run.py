@@ -18,6 +18,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
@@ -41,6 +43,9 @@ from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
 REHEARSALS = 3
+HIGHEST = " highest"
+UNWRITTEN_MAX = 100_000
+"""Rows that wait for room on the disk."""
 
 
 class Run:
@@ -86,6 +91,7 @@ class Run:
         self.parallel = Parallel()
         self._log: Log | None = None
         self.recent: list[Row] = []
+        self._unwritten: list[Row | WentBack] = []
         self._line = Line()
         self._until: int | None = None
         self._page = own_steps() if self.crew.kind == "replaceable" else None
@@ -118,11 +124,16 @@ class Run:
                 if name == "run" or "/" in name:
                     raise ConfigError(f"not a name for something tracked: {name!r}")
                 self.tracked.add(name, thing)
-                if name in self.tracked.optimizers:
-                    thing.register_step_pre_hook(self._before_update)
 
     def log(self, **values: Any) -> None:
-        """Note numbers: inside a step they count if it does, outside at once."""
+        """Note numbers: inside a step they count if it does, outside at once.
+
+        Raises:
+            ConfigError: a value is no number.
+        """
+        for name, value in values.items():
+            if not hasattr(value, "__float__") or getattr(value, "numel", lambda: 1)() != 1:
+                raise ConfigError(f"run.log takes numbers: {name}={value!r:.80}", hint="keep other things in run.state")
         if self.current is not None:
             self.current.rows.update({k: v.detach() if hasattr(v, "detach") else v for k, v in values.items()})
         else:
@@ -130,7 +141,7 @@ class Run:
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
-        return self.ledger.bests.setdefault(name + (" highest" if highest else ""), Best())
+        return self.ledger.bests.setdefault(name + (HIGHEST if highest else ""), Best())
 
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
@@ -163,6 +174,7 @@ class Run:
             yield
         except Exception as error:
             if not isinstance(error, PeerLost) and not self.crew.is_lost(0.5):
+                self.failed(self.step, error, whole=True)
                 raise
             self.say(f"{name} after step {self.step} was given up: {error}")
             self._lost_at = self._lost_at or (time.monotonic(), str(error))
@@ -179,11 +191,13 @@ class Run:
             if self._is_finished():
                 return
             self.wish.listen()
+            watching = register_optimizer_step_pre_hook(self._before_update)
             hurry = True
             try:
                 yield from self._steps(until)
                 hurry = False
             finally:
+                watching.remove()
                 self.wish.restore()
                 self.saves.close(hurry=hurry)
 
@@ -223,8 +237,18 @@ class Run:
         return [each for each in used if isinstance(each, Queue)]
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        if self.current is not None:
-            self.current.before_update(optimizer)
+        """Any optimizer of this process is about to step."""
+        step, number = self.current, self.step
+        if any(optimizer is each for each in self.tracked.optimizers.values()):
+            if step is None:
+                raise ConfigError(
+                    f"an optimizer steps outside `with step:`, after step {number}", hint="move it into the block"
+                )
+            step.before_update(optimizer)
+        elif step is not None and not step.updates and self.tracked.has_to_do_with(optimizer):
+            raise ConfigError(
+                f"an optimizer that is not tracked steps in step {number}", hint="run.track(optimizer=optimizer)"
+            )
 
     def wishes(self, loss: float, late: bool) -> list[int]:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
@@ -245,7 +269,7 @@ class Run:
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
-        self.step = step.number + 1
+        self.step, self.mending.pristine = step.number + 1, False
         for loader in step.loaders:
             loader.commit()
         self.once.forget()
@@ -352,7 +376,7 @@ class Run:
     def went_back(self, step: int, reason: str = "") -> None:
         """Later steps are done again."""
         if self.rank == 0:
-            self._open_log().write(WentBack(step, time.time(), reason))
+            self.write_rows([WentBack(step, time.time(), reason)])
         self.recent = [row for row in self.recent if row.step <= step]
 
     def _open_log(self) -> Log:
@@ -361,10 +385,9 @@ class Run:
         return self._log
 
     def _write(self, row: Row) -> None:
-        for name, best in self.ledger.bests.items():
-            plain = name.removesuffix(" highest")
-            if plain in row.values:
-                best.see(row.values[plain], row.step, highest=plain != name)
+        for name, value in row.values.items():
+            for key, highest in ((name, False), (name + HIGHEST, True)):
+                self.ledger.bests.setdefault(key, Best()).see(value, row.step, highest=highest)
         self.recent = [*self.recent[-7:], row]
         if self.rank != 0:
             return
@@ -373,13 +396,18 @@ class Run:
         if line:
             self.tell(line)
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
-        """Into the journal; a full disk costs the rows, not the run."""
+    def write_rows(self, rows: Sequence[Row | WentBack]) -> None:
+        """Into the journal; on a full disk they wait in memory until there is room."""
+        waited = bool(self._unwritten)
+        self._unwritten += rows
         try:
-            for row in rows:
-                self._open_log().write(row)
+            while self._unwritten:
+                self._open_log().write(self._unwritten[0])
+                self._unwritten.pop(0)
         except OSError as error:
-            self.tell(f"the log of step {self.step} was not written: {error.strerror}")
+            if not waited:
+                self.tell(f"the log from step {self._unwritten[0].step} on waits in memory: {error.strerror}")
+            del self._unwritten[:-UNWRITTEN_MAX]
 
     def _is_reached(self, until: int | None) -> bool:
         return (until is not None and self.step >= until) or self.ledger.exhausted
@@ -392,6 +420,8 @@ class Run:
         if together is None or not together[0]:
             self.saves.forget()
             return False
+        if self._unwritten:
+            self.write_rows([])
         if self.rank == 0 and reached:
             self.saves.mark_finished(self.step, self._until)
         self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")

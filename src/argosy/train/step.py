@@ -62,7 +62,7 @@ class Step:
         self.entered = False
         self.loaders: list[Loader | Queue] = []
         self.rows: dict[str, Any] = {}
-        self._updates = 0
+        self.updates = 0
         self._finite = True
         self.loss = NOTHING
         """The largest that `check` was given, on any rank once the step is decided."""
@@ -184,11 +184,11 @@ class Step:
                 f"an optimizer steps inside backward, in step {self.number}: that cannot be decided by all ranks first",
                 hint="call optimizer.step() once, after backward()",
             )
-        self._updates += 1
+        self.updates += 1
         if self._issued < 0 and self._latch is not None:
             self._issued = self._latch.issued
         self._finite = self._finite and _finite(optimizer)
-        if self._updates == 1 and not self.rehearsal and self._run.recheck.wants(self.number):
+        if self.updates == 1 and not self.rehearsal and self._run.recheck.wants(self.number):
             self._compare()
         if self._undo is not None:
             return
@@ -223,7 +223,7 @@ class Step:
     def _vote(self) -> None:
         run = self._run
         run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
-        applies = int(self._updates > 0)
+        applies = int(self.updates > 0)
         mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(self.loss, self._late)]
         try:
             answer = run.crew.ask(mine, self._latch)

@@ -88,6 +88,11 @@ class Tracked:
                     f"{loose} parameters of {name} belong to no tracked module", hint="track the module as well"
                 )
 
+    def has_to_do_with(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that is not tracked changes what is, or is the only one there is."""
+        known = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
+        return not self.optimizers or any(id(p) in known for group in optimizer.param_groups for p in group["params"])
+
     def parameters(self) -> dict[str, Tensor]:
         """This rank's part of every parameter."""
         return {

@@ -69,7 +69,11 @@ class Inquest:
         """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
         self._conclude()
         self._crash = (first, cause)
-        self._taking = Taking(self._targets(), time.monotonic(), deadline_s=EVIDENCE_S)
+        # Ranks that wait for a replacement live on: faulthandler reads the frames of threads that run, and at times
+        # crashes over one. A run tells itself where its ranks were.
+        own = {rank.index for rank, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
+        targets = [target for target in self._targets() if target.index not in own]
+        self._taking = Taking(targets, time.monotonic(), deadline_s=EVIDENCE_S)
         self.poll(time.monotonic())
 
     def poll(self, now: float) -> None:
