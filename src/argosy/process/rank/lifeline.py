@@ -79,3 +79,6 @@ def tie_lifeline(runtime: Path) -> None:
     fcntl.fcntl(high, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(high, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(high, fcntl.F_SETFL, fcntl.fcntl(high, fcntl.F_GETFL) | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):  # Nobody writes: this is the end of the file, or nothing.
+        if not os.read(high, 1):  # The last holder ended before the kernel was asked to tell.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
