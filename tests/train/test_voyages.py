@@ -96,7 +96,9 @@ def test_replicas_under_every_kind_of_death(dock: Console, deaths: list[str]):
     check(dock, "plain", 2, *deaths)
 
 
-@pytest.mark.parametrize("deaths", [["1.0:forward:1"], ["0.0:before vote:5", "2.0:forward:7"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "deaths", [["1.0:forward:1"], ["0.0:before vote:5", "2.0:forward:7"], ["2.0:after vote:3"]], ids=" ".join
+)
 def test_scaler_schedule_average_and_batchnorm(dock: Console, deaths: list[str]):
     check(dock, "messy", 3, *deaths)
 
@@ -113,6 +115,19 @@ def test_two_optimizers(dock: Console, deaths: list[str]):
 )
 def test_shards(dock: Console, deaths: list[str]):
     check(dock, "sharded", 2, *deaths)
+
+
+def test_shards_within_pairs_and_replicas_between_them(dock: Console):
+    check(dock, "hybrid", 4, "3.0:forward:2", "0.0:after vote:5")
+
+
+@pytest.mark.parametrize("deaths", [["1.0:before vote:2"], ["0.0:after vote:5"]], ids=" ".join)
+def test_a_frozen_model_with_adapters(dock: Console, deaths: list[str]):
+    check(dock, "adapted", 2, *deaths)
+
+
+def test_a_compiled_model(dock: Console):
+    check(dock, "compiled", 2, "1.0:forward:2", "0.0:after vote:5")
 
 
 def test_shards_with_tensor_parallelism(dock: Console):
