@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -45,8 +45,12 @@ class Crew:
         self._tried = 0
         self._announced = False
         self.group: Any = None
+        self.board: Any = None
+        """What all ranks can write on and read; None where nobody could be told to stop waiting."""
         self.joined = False
         self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None)
+        if isinstance(self.group, Group):
+            self.board = self._store or cast(Any, dist.distributed_c10d)._get_default_store()
 
     def _open(self, launched: bool) -> Kind:
         if self.size == 1 and not launched:

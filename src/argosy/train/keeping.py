@@ -43,11 +43,21 @@ class Saves:
         self._counted: list[tuple[Handle, list[tuple[Queue, int]]]] = []
         """Saves under way, and where the queues were."""
         self.agreed = False
+        self.asked, self.site = 0, ""
+        """How often the script has called `run.save` since the ranks met, and where last."""
 
     def open(self, run: "Run", like: Mark | None) -> None:
         """Make the saver, with all ranks, or `like` theirs."""
         if self._saver is None:
             self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=run.tell)
+
+    def ask(self, site: str) -> None:
+        """The script wants a checkpoint."""
+        self.asked, self.site = self.asked + 1, site
+
+    def words(self) -> list[int]:
+        """This rank's part of a vote: equal on all ranks."""
+        return [self.asked, -self.asked]
 
     @property
     def mark(self) -> Mark | None:
@@ -84,7 +94,7 @@ class Saves:
 
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
-        self._saved_step, self._counted = -1, []
+        self._saved_step, self._counted, self.asked = -1, [], 0
         if self._saver is not None:
             self._saver.let_go()
 

@@ -108,7 +108,7 @@ class Rewinding:
         run.step = found.step
         run.once.forget()
         why = f" ({back.reason})" if back.reason else ""
-        run.went_back(found.step, f"from step {was}{why}")
+        run.scribe.went_back(found.step, f"from step {was}{why}")
         run.say(f"went back from step {was:,} to step {found.step:,}{why}; {skip:,} batches are left out")
         run.mending.compare()
         run.mending.fresh = False

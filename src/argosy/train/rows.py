@@ -14,6 +14,8 @@ import msgspec
 from argosy.observe import Journal, read_journal
 
 FILE = "metrics/log"
+HIGHEST = " highest"
+"""After the name of a value of which the highest is the best."""
 
 
 class Row(msgspec.Struct, frozen=True, tag="row"):
