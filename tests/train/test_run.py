@@ -96,6 +96,8 @@ def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
     command.send_signal(number)
     assert command.wait(PATIENCE_S) == code, out.read_text()
     said(out, f"{word}: saved after step")
+    assert "the same command goes on from there" in out.read_text()
+    assert "Traceback" not in out.read_text()
     went_on(dock, place, calm, after=6)
 
 
@@ -106,6 +108,17 @@ def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Pat
     ended = dock.argosy("stop", "stopped")
     assert ended.code == 0, ended.text
     went_on(dock, place, calm, after=6)
+
+
+def test_ctrl_c_alone_saves_and_says_so_in_one_line(dock: Console, place: Path):
+    with (place / "said").open("wb") as out:
+        words = [sys.executable, *words_of(place, "wait")]
+        started = subprocess.Popen(words, cwd=dock.cwd, env=dock.env, stdout=out, stderr=out)
+    wait_for_step(place)
+    started.send_signal(signal.SIGINT)
+    assert started.wait(PATIENCE_S) == 130
+    text = (place / "said").read_text()
+    assert text == "argosy: interrupted: saved after step 7; the same command goes on from there\n"
 
 
 def test_a_second_ctrl_c_ends_at_once(dock: Console, place: Path, calm: list[str]):

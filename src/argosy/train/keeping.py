@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
+from argosy.checkpoint import Cadence, Handle, KeepBack, KeepBest, KeepEvery, KeepLast, Mark, Saver
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 from argosy.data import Queue
 from argosy.transfer import State, describe, replicated
@@ -17,7 +17,7 @@ from argosy.transfer import State, describe, replicated
 if TYPE_CHECKING:
     from argosy.train.run import Run
 
-Keep = KeepLast | KeepBest | KeepEvery
+Keep = KeepLast | KeepBest | KeepEvery | KeepBack
 _NEVER = Cadence(every_steps=1 << 60)
 FLUSH_S = 600.0
 HURRY_S = 5.0
@@ -32,9 +32,9 @@ class _Finished(msgspec.Struct):
 class Saves:
     """Makes a checkpoint every so many steps or seconds, whichever comes first, and one at the end."""
 
-    def __init__(self, directory: Path, every: int, every_s: float, keep: Sequence[Keep] | None) -> None:
+    def __init__(self, directory: Path, every: int, every_s: float, keep: Sequence[Keep]) -> None:
         self._directory, self._every, self._every_s = directory, every, every_s
-        self._keep = tuple(keep) if keep is not None else (KeepLast(3),)
+        self._keep = tuple(keep)
         self._saver: Saver | None = None
         self._handle: Handle | None = None
         self._saved_at = time.monotonic()

@@ -20,12 +20,14 @@ from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from argosy.checkpoint import KeepBack, KeepLast
 from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, format_ranks
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
 from argosy.train.crew import Crew, NobodyCame
+from argosy.train.fruitless import Fruitless
 from argosy.train.keeping import Keep, Saves
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
@@ -40,7 +42,7 @@ from argosy.train.rows import HIGHEST, Best, Row, numbers
 from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
-from argosy.train.step import Diverged, Outcome, Step
+from argosy.train.step import Diverged, Step
 from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
@@ -78,12 +80,16 @@ class Run:
         self.undo = True
         """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
         self.wish = Wishes()
-        self.saves = Saves(self.directory, save_every, save_every_s, keep)
+        back = [KeepBack(spike.back)] if spike is not None and spike.then == "rewind" else []
+        self.saves = Saves(
+            self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
+        )
         memory = here().memory
         self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
         self.once = Once(memory if self.pocket else None, self.rank)
         self.mending = Mending(self)
         self.leaving = Leaving(self)
+        self.fruitless = Fruitless(self)
         self.parent = parse_parent(parent)
         self.recheck = Recheck(recheck)
         self.rewinding = Rewinding(self)
@@ -295,8 +301,7 @@ class Run:
         for loader in step.loaders:
             loader.commit()
         self.once.forget()
-        if step.outcome is Outcome.REJECTED:
-            self.say(f"step {step.number} was left out: {step.fault}")
+        self.fruitless.see(step)
         if self.spike is not None:
             self.rewinding.watch(self.spike, step)
         if step.rows:
@@ -316,7 +321,8 @@ class Run:
         if self.crew.kind != "replaceable":
             self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
-        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss or 'a rank is lost'}")
+        what = str(loss or "a rank is lost").removeprefix("a rank of another group is lost: ")
+        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {what}")
 
     def distrust(self, number: int) -> None:
         """This rank computed a step twice and got different gradients: another process takes its place."""
@@ -424,7 +430,8 @@ class Run:
         self.scribe.write([])
         if self.rank == 0 and reached:
             self.saves.mark_finished(self.step, self._until)
-        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")
+        again = "; the same command goes on from there" if not reached and self.wish.is_urgent else ""
+        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}{again}")
         self.wish.leave(reached)
         return True
 

@@ -13,6 +13,8 @@ class Teller:
     def __init__(self, size: int) -> None:
         self._size = size
         self._waiting: list[str] = []
+        self._causes: list[str] = []
+        """Of those that wait: said only if no failure tells it."""
         self._ahead = 0
         """Failures that were told and whose consequence was not."""
 
@@ -21,16 +23,19 @@ class Teller:
         said = [text] if (text := line(fact, self._size)) is not None else []
         match fact:
             case facts.IncidentTaken():
-                said += self._waiting[:1]
+                said = ["; ".join([*said, *self._waiting[:1]])] if said or self._waiting else []
                 self._ahead += not self._waiting
-                del self._waiting[:1]
+                del self._waiting[:1], self._causes[:1]
             case facts.Restarting() | facts.GaveUp():
                 if not self._ahead:
                     self._waiting += said
+                    self._causes += [fact.cause if isinstance(fact, facts.Restarting) else ""]
                     return []
                 self._ahead -= 1
             case facts.RankStarted() | facts.LaunchEnded():  # No evidence came.
-                said, self._waiting = [*self._waiting, *said], []
+                causes = [f"{cause}; " if cause else "" for cause in self._causes]
+                said = [cause + text for cause, text in zip(causes, self._waiting, strict=True)] + said
+                self._waiting, self._causes = [], []
             case _:
                 pass
         return said
@@ -46,7 +51,9 @@ def line(fact: facts.AnyFact, size: int) -> str | None:
         case facts.Restarting(ranks=ranks, generation=generation, cause=cause, delay_s=delay_s):
             later = f" in {delay_s:g} s" if delay_s else ""
             plural = "s" if len(ranks) > 1 else ""
-            return f"{cause}; restarting rank{plural} {format_ranks(ranks)}{later} as generation {generation}"
+            why = cause.partition("; ")[2]  # What follows the failure itself.
+            said = f"restarting rank{plural} {format_ranks(ranks)}{later} as generation {generation}"
+            return f"{why}; {said}" if why else said
         case facts.GaveUp(reason=reason):
             return f"no more restarts: {reason}"
         case facts.HangSeen(summary=summary):
