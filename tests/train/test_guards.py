@@ -1,5 +1,7 @@
 """What a run says to a script that makes a mistake, or whose numbers go wrong: in one process without a launcher."""
 
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import torch
 from trainings import Training
 
 from argosy.checkpoint import list_steps
+from argosy.cli.ckpt import once
 from argosy.core import ConfigError
 from argosy.data import Loader
-from argosy.train import Diverged, Spike, Step
+from argosy.train import Diverged, Spike, Step, read_log, scribe
+from argosy.train.keeping import seldom
 
 
 def test_numbers_that_are_never_finite_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -134,7 +138,7 @@ def test_a_step_that_is_saved_twice_is_listed_once(tmp_path: Path):
             training.update(step)
         if step.every(4):
             training.run.save("mine")
-    assert sorted(each.step for each in list_steps(tmp_path)) == [4, 8, 12]
+    assert [(each.step, each.tags) for each in once(list_steps(tmp_path))] == [(n, ["mine"]) for n in (12, 8, 4)]
 
 
 def test_mistakes_come_with_what_to_do(tmp_path: Path):
@@ -145,3 +149,29 @@ def test_mistakes_come_with_what_to_do(tmp_path: Path):
         Loader(torch.zeros(0, 4).numpy(), batch=4)
     assert "under a name of its own" in twice.value.hint
     assert "match any files" in empty.value.hint
+
+
+def test_a_directory_that_is_removed_is_said_once_and_made_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    training = Training(tmp_path / "run")
+
+    def work(step: Step) -> None:
+        if step.number == 6:
+            shutil.rmtree(tmp_path / "run")
+            time.sleep(scribe.LOOK_S)
+        training.update(step)
+
+    training.sail(12, work)
+    assert capfd.readouterr().err.count("was removed at about step 7") == 1
+    assert [row.step for row in read_log(tmp_path / "run")] == list(range(7, 13))
+    assert [each.step for each in list_steps(tmp_path / "run")] == [12, 8]
+
+
+def test_the_same_trouble_is_told_now_and_then():
+    told: list[str] = []
+    now = 0.0
+    say = seldom(told.append, lambda: now)
+    for number in range(100):
+        now = float(number)
+        say(f"step {number}: no room at '/x/step-{number}'; trying again in {number / 2} s")
+        say(f"step {number}: permission denied")
+    assert len(told) == 2 * 4

@@ -1,8 +1,9 @@
 """A run's checkpoints: when they are made, by whom, and how the next launch finds the end."""
 # pyright: reportUnknownMemberType=false
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,25 @@ _NEVER = Cadence(every_steps=1 << 60)
 FLUSH_S = 600.0
 HURRY_S = 5.0
 FLUSH_SLICE_S = 0.2
+SELDOM_S = 30.0
 
 
 class _Finished(msgspec.Struct):
     step: int
     until: int | None
+
+
+def seldom(tell: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Tell the same trouble, of whatever step, now and then."""
+    told: dict[str, float] = {}
+
+    def say(text: str) -> None:
+        reason = re.sub(r"'[^']*'|\d[\d.]*", "", text)  # Without paths and numbers.
+        if now() - told.get(reason, -SELDOM_S) >= SELDOM_S:
+            told[reason] = now()
+            tell(text)
+
+    return say
 
 
 class Saves:
@@ -49,7 +64,7 @@ class Saves:
     def open(self, run: "Run", like: Mark | None) -> None:
         """Make the saver, with all ranks, or `like` theirs."""
         if self._saver is None:
-            self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=run.tell)
+            self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=seldom(run.tell))
 
     def ask(self, site: str) -> None:
         """The script wants a checkpoint."""

@@ -50,9 +50,9 @@ class Log:
     """The writing end, of rank 0."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._journal = Journal(path)
+        self._path = directory / FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(self._path)
 
     def write(self, record: Row | WentBack) -> None:
         """Add a record.
@@ -61,6 +61,10 @@ class Log:
             OSError: there is no room.
         """
         self._journal.append(msgspec.msgpack.encode(record))
+
+    def is_there(self) -> bool:
+        """Whether the file can still be found where it was made."""
+        return self._journal.is_at(self._path)
 
     def close(self) -> None:
         self._journal.close()

@@ -47,6 +47,8 @@ from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
 REHEARSALS = 3
+AGAIN_S = 0.5
+"""How long a last checkpoint that failed waits before it is tried again."""
 
 
 class Run:
@@ -426,6 +428,7 @@ class Run:
             together = self.crew.ask([int(durable)], latch)
         if together is None or not together[0]:
             self.saves.forget()
+            time.sleep(0.0 if together is None else AGAIN_S)
             return False
         self.scribe.write([])
         if self.rank == 0 and reached:

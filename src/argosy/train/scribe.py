@@ -9,6 +9,7 @@ from argosy.train.rows import HIGHEST, Best, Line, Log, Row, WentBack
 if TYPE_CHECKING:
     from argosy.train.run import Run
 
+LOOK_S = 1.0
 UNWRITTEN_MAX = 100_000
 """Rows that wait for room on the disk."""
 
@@ -22,6 +23,7 @@ class Scribe:
         self.recent: list[Row] = []
         self._unwritten: list[Row | WentBack] = []
         self._line = Line()
+        self._looked_at = 0.0
 
     def note(self, row: Row, until: int | None) -> None:
         """A row counts."""
@@ -45,6 +47,7 @@ class Scribe:
 
     def write(self, rows: Sequence[Row | WentBack]) -> None:
         """Into the journal; on a full disk they wait in memory until there is room."""
+        self._look(time.monotonic())
         waited = bool(self._unwritten)
         self._unwritten += rows
         try:
@@ -56,3 +59,17 @@ class Scribe:
             if not waited:
                 self._run.tell(f"the log from step {self._unwritten[0].step} on waits in memory: {error.strerror}")
             del self._unwritten[:-UNWRITTEN_MAX]
+
+    def _look(self, now: float) -> None:
+        """Somebody may have removed the directory: what is written to it would be seen by nobody."""
+        if self._log is None or now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        if not self._log.is_there():
+            self._log.close()
+            self._log = None
+            run = self._run
+            run.tell(
+                f"{run.directory} was removed at about step {run.step:,}, with the log and the checkpoints until then: "
+                "training goes on, and makes it again"
+            )

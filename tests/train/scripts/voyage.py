@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import kinds
-import torch
 
 import argosy
 
 directory, kind, steps, *deaths = sys.argv[1:]
-run = argosy.Run(directory, seed=5, save_every=4)
+run = argosy.Run(directory, seed=5, save_every=max(4, int(steps) // 20))
 me = f"{run.rank}.{run.crew.generation}"
 
 
@@ -57,7 +56,4 @@ for step in run.steps(until=int(steps)):
         with run.aside("evaluation"):
             place("evaluation", here)
             run.log(norm=sum(t.detach().float().square().sum() for t in run.tracked.parameters().values()))
-digests = run.crew.gather(kinds.digest_of(run))
-if run.rank == 0:
-    print("digests", *digests, flush=True)
-torch.distributed.barrier() if run.size > 1 else None
+kinds.end(run)
