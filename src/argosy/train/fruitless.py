@@ -53,7 +53,7 @@ class Fruitless:
                 f"{LEFT_OUT_MAX} steps in a row, up to step {step.number}, changed nothing: gradients are not finite",
                 hint="look at the data and the loss of these steps, lower the learning rate, or begin another run "
                 f"at an older checkpoint: Run(..., parent='{run.directory}@STEP')",
-            )
+            ) from None
 
     def _has_gradients(self) -> bool:
         groups: list[dict[str, Any]] = [g for each in self._run.tracked.optimizers.values() for g in each.param_groups]

@@ -70,7 +70,7 @@ class Rewinding:
             raise LossSpike(
                 f"step {step.number}, {step.fault}: {max(watch.spikes, again)} times now",
                 hint="lower the learning rate, look at the data of these steps, or change Run(spike=...)",
-            )
+            ) from None
         if policy.then == "rewind":
             self.agreed = Back(to, None, step.fault, step.number + 1)
 
