@@ -50,7 +50,10 @@ class Crew:
         self.joined = False
         self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None)
         if isinstance(self.group, Group):
-            self.board = self._store or cast(Any, dist.distributed_c10d)._get_default_store()
+            # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
+            attempt = f"argosy/attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            default = cast(Any, dist.distributed_c10d)._get_default_store
+            self.board = self._store or dist.PrefixStore(attempt, default())
 
     def _open(self, launched: bool) -> Kind:
         if self.size == 1 and not launched:
