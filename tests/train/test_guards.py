@@ -84,6 +84,12 @@ def test_evaluation_and_accumulation_are_no_mistakes(tmp_path: Path, capfd: pyte
     assert "optimizer" not in capfd.readouterr().err
 
 
+def test_a_run_may_have_one_loop_after_another(tmp_path: Path):
+    training = Training(tmp_path / "parts").sail(5).sail(12)
+    assert training.bits() == Training(tmp_path / "whole").sail(12).bits()
+    assert [each.step for each in list_steps(tmp_path / "parts")][:2] == [12, 8]
+
+
 def test_what_the_state_can_hold_comes_back_as_it_was(tmp_path: Path):
     training = Training(tmp_path)
     held = {"pair": (1, 2.5), "deep": {"list": [None, True, "a"], 3: ("x", [])}, "inf": float("inf")}

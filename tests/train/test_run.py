@@ -214,9 +214,10 @@ def test_a_rank_that_leaves_the_loop_is_not_waited_for(dock: Console, place: Pat
     assert (built(place, 0), built(place, 1)) == (1, 1)
 
 
-def test_all_ranks_may_leave_after_the_same_step(dock: Console, place: Path):
+def test_all_ranks_may_leave_after_the_same_step_and_begin_another_loop(dock: Console, place: Path):
     ended = launch(dock, place, "break all")
     assert ended.code == 0, ended.text
+    assert "finished after step 7" in ended.text
     assert len(set(digests(ended.text))) == 1
 
 

@@ -75,6 +75,10 @@ class Saves:
         return [self.asked, -self.asked]
 
     @property
+    def is_open(self) -> bool:
+        return self._saver is not None
+
+    @property
     def mark(self) -> Mark | None:
         return None if self._saver is None else self._saver.mark
 

@@ -7,6 +7,7 @@ import dis
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ class Left(msgspec.Struct, frozen=True):
     rank: int
     step: int
     site: str
+    loop: int = 0
+    """A script may go through several loops of one run, one after the other."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} left the loop after step {self.step:,}" + (f" ({self.site})" if self.site else "")
@@ -42,29 +45,33 @@ class Leaving:
         self._run = run
         self._looked_at = 0.0
         self._ended = ""
+        self._loop = 0
         self._over = threading.Event()
 
     def watch(self) -> None:
         """Look from now on whether a step that takes long waits for a rank that left."""
+        self._loop, self._over = self._loop + 1, threading.Event()
         if self._run.crew.board is not None:
-            threading.Thread(target=self._watch, name="argosy-lookout", daemon=True).start()
+            threading.Thread(target=self._watch, args=[self._over], name="argosy-lookout", daemon=True).start()
 
     def end(self) -> None:
         """The loop has ended."""
         self._over.set()
 
-    def _watch(self) -> None:
+    def _watch(self, over: threading.Event) -> None:
         run, before = self._run, None
-        while not self._over.wait(LOOK_S):
+        while not over.wait(LOOK_S):
             step: Step | None = run.current
-            if step is not None and step is before and not step.rehearsal and (left := self._left()) is not None:
-                run.crew.group.give_up(PeerLost(f"rank {left.rank}", str(left)))
+            if step is not None and step is before and not step.rehearsal:
+                with suppress(RuntimeError):  # The store is gone, and soon this process too.
+                    if (left := self._left()) is not None:
+                        run.crew.group.give_up(PeerLost(f"rank {left.rank}", str(left)))
             before = step
 
     def say(self, site: str) -> None:
         """This rank leaves."""
         if (board := self._run.crew.board) is not None:
-            board.set("argosy/left", msgspec.json.encode(Left(self._run.rank, self._run.step, site)))
+            board.set("argosy/left", msgspec.json.encode(Left(self._run.rank, self._run.step, site, self._loop)))
 
     def broke(self, frame: FrameType | None) -> None:
         """The script let go of the loop; what an exception of its own does is none of this."""
@@ -93,7 +100,7 @@ class Leaving:
         if board is None or not board.check(["argosy/left"]):
             return None
         left = msgspec.json.decode(board.get("argosy/left"), type=Left)
-        return left if left.rank != self._run.rank else None
+        return left if left.rank != self._run.rank and left.loop >= self._loop else None
 
 
 def caller() -> str:

@@ -227,6 +227,8 @@ class Run:
                 elif self._meet():
                     rehearsed = 0
                 continue
+            if not self.saves.is_open and not self._reopen():
+                continue
             if (reached := self._is_reached(until)) or self.wish.agreed:
                 if self._leave(reached):
                     return
@@ -399,6 +401,15 @@ class Run:
     def _is_no_use(self) -> bool:
         self.leaving.check()
         return self.wish.is_urgent
+
+    def _reopen(self) -> bool:
+        """A loop after another one: all ranks save again. False if one is lost."""
+        try:
+            self.saves.open(self, None)
+        except (PeerLost, DeadlinePassed):
+            if self.crew.kind != "replaceable":
+                raise
+        return self.saves.is_open
 
     def _begin(self) -> None:
         self.mending.from_disk()

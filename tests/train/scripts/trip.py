@@ -102,6 +102,12 @@ for step in run.steps(until=steps):
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(1))
         note(f"training {model.training}")
+if mishap == "break all":  # Another loop of the same run, in which a step takes long.
+    for step in run.steps(until=7):
+        with step:
+            time.sleep(2 * run.rank)
+            model(step.batch(data)).square().mean().backward()
+            optimizer.step()
 if mishap == "break and stay" and run.rank == 0:
     time.sleep(600)
 digests = run.crew.gather(digest_of(run))
