@@ -162,6 +162,7 @@ def test_a_directory_that_is_removed_is_said_once_and_made_again(tmp_path: Path,
 
     def work(step: Step) -> None:
         if step.number == 6:
+            training.run.saves.flush()
             shutil.rmtree(tmp_path / "run")
             time.sleep(scribe.LOOK_S)
         training.update(step)
