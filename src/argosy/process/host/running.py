@@ -300,7 +300,8 @@ class Running:
         # What others do that it was not started with, or that only wait for it, is no sign that it fares better.
         started_with = {each for each in progress if each.generation == rank.generation and not managed}
         movers = [seen for each, seen in progress.items() if each == rank or each in started_with]
-        own = message.status.signal in (None, *CRASHES) and not (rank in progress and progress[rank].has(Flag.ANEW))
+        own = message.status.code is not None or message.status.signal in CRASHES
+        own = own and not (rank in progress and progress[rank].has(Flag.ANEW))
         # One that ends itself after its first step, time and again, gets nowhere.
         steps_min = 2 if own and managed else 1
         self.feed(
