@@ -86,6 +86,7 @@ def check(console: Console, kind: str, ranks: int, *deaths: str) -> Landed:
     "deaths",
     [
         ["1.0:constructor"],
+        ["1.0:meet"],
         ["0.0:forward:0"],
         ["1.0:reduce:1"],
         ["0.0:before vote:4"],

@@ -123,17 +123,19 @@ class Crew:
 
     @property
     def must_be_settled(self) -> bool:
-        """Whether the next meeting is with ranks that may have settled their buckets."""
-        return self.generation > 0 or self.joined or self.view > 1
+        """Whether the next meeting is with ranks that may have settled their buckets: only the first is not."""
+        return self.generation > 0 or self._tried > 0 or self.view > 1
 
-    def meet(self, give_up: Callable[[], bool]) -> int:
-        """Meet the others in the newest view; returns its number.
+    def meet(self, give_up: Callable[[], bool], *, settled: bool = True) -> int:
+        """Meet the others in the newest view, or if this rank is not `settled` in the first; returns its number.
 
         Raises:
             NobodyCame: there is no use in waiting any more.
             PeerLost, DeadlinePassed, Superseded: it failed; meet again.
         """
         view = self._next_view(give_up)
+        if view > 1 and not settled:
+            raise Superseded("the first view is over: whoever comes now has settled its buckets")
         self._tried = view
         self.group.reform(None, view, timeout_s=FORM_S, give_up=lambda: give_up() or self.view > view)
         self._joining.close()

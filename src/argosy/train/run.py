@@ -101,7 +101,7 @@ class Run:
         self._until: int | None = None
         self._page = own_steps() if self.crew.kind == "replaceable" else None
         self._lost_at: tuple[float, str] | None = None
-        self._rehearsing = False
+        self._rehearsing = self._settles = False
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -365,7 +365,10 @@ class Run:
     # -- meeting, leaving --------------------------------------------------------------------------
 
     def _must_rehearse(self, rehearsed: int) -> bool:
-        if self.crew.kind != "replaceable" or not self.crew.must_be_settled or rehearsed >= REHEARSALS:
+        if self.crew.kind != "replaceable":
+            return False
+        self._settles = self.crew.must_be_settled
+        if not self._settles or rehearsed >= REHEARSALS:
             return False
         if self.crew.generation > 0 and not self.crew.joined and not rehearsed:
             return True  # Whatever is made when a model is first used.
@@ -380,7 +383,7 @@ class Run:
             self._begin()
             return True
         try:
-            view = self.crew.meet(self._is_no_use)
+            view = self.crew.meet(self._is_no_use, settled=self._settles)
             self.wish.check()
             self.mending.heal(view)
         except NobodyCame:

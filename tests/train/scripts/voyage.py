@@ -11,6 +11,7 @@ from pathlib import Path
 import kinds
 
 import argosy
+from argosy.collective import segment
 
 directory, kind, steps, *deaths = sys.argv[1:]
 run = argosy.Run(directory, seed=5, save_every=max(4, int(steps) // 20))
@@ -38,6 +39,7 @@ def dying(function, name):
 training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
+segment.open_of = dying(segment.open_of, "meet")  # Not of rank 0, after all have said who they are.
 run.mending.heal = dying(run.mending.heal, "heal")
 run.saves.save = dying(run.saves.save, "snapshot")
 place("constructor")
