@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from argosy.data import Loader
+from argosy.train import read_log
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
@@ -35,6 +36,15 @@ def digest_of(run) -> str:
         seen.update(capsule.tensors[name].contiguous().numpy().tobytes())
     seen.update(repr(sorted(run.state.items())).encode())
     return seen.hexdigest()
+
+
+def end(run) -> None:
+    """Say what all ranks ended with; none ends before all have said it."""
+    digests = run.crew.gather(digest_of(run))
+    if run.rank == 0:
+        print("digests", *digests, [row.step for row in read_log(run.directory)], flush=True)
+    if run.size > 1:
+        torch.distributed.barrier()
 
 
 class Plain:
