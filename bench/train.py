@@ -2,8 +2,9 @@
 
     python bench/train.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
 
-Four ranks train the model of examples/gpt.py; the bench kills them. torchrun's script saves with DCP every 10 steps;
-torchft's replicas are started again at once by a shell. torchft: `python bench/peers.py --setup torchft`.
+Four ranks train the model of examples/gpt.py; the bench kills them. torchrun's script saves with DCP every 10 steps,
+Lightning's, which torchrun starts too, with a ModelCheckpoint; torchft's replicas are started again at once by a shell.
+The last two: `python bench/peers.py --setup lightning torchft`.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from voyages import (
     Voyage,
     argosy_voyage,
     kill_in_turn,
+    lightning_voyage,
     open_stage,
     torchft_voyage,
     torchrun_voyage,
@@ -34,8 +36,8 @@ SAVE_EVERY = 10
 ARGOSY = ("argosy DDP", "argosy FSDP2")
 ALLOWED_STEPS = 4
 """For which a kill may cost no more than a second beyond."""
-DEAR = {"torchrun": 1, "torchft": 1}
-"""How often those at their defaults take part: most tries are lost, or take a minute."""
+DEAR = {"torchrun": 1, "torchft": 1, "lightning": 2}
+"""How often these take part: most tries of those at their defaults are lost, or take a minute."""
 
 
 class Kills:
@@ -70,6 +72,7 @@ def starts(stage: Stage) -> dict[str, Start]:
         "argosy FSDP2": partial(argosy_voyage, stage, "fsdp2"),
         "torchrun best": partial(torchrun_voyage, stage, SAVE_EVERY, best=True),
         "torchft best": partial(torchft_voyage, stage, best=True),
+        "lightning": partial(lightning_voyage, stage, SAVE_EVERY),
         "torchrun": partial(torchrun_voyage, stage, SAVE_EVERY, best=False),
         "torchft": partial(torchft_voyage, stage, best=False),
     }
@@ -229,7 +232,7 @@ def goodput_row(stage: Stage, every_s: float, for_s: float) -> Row:
         base="torchrun best",
         contenders=[
             Contender(name=name, sample=partial(wasted, everybody[name], every_s, for_s), repeat_max=1)
-            for name in ("argosy DDP", "torchrun best", "torchft best")
+            for name in ("argosy DDP", "torchrun best", "lightning", "torchft best")
         ],
         goals=[Goal(of="argosy DDP", at_most=5.0)],
     )
