@@ -225,16 +225,16 @@ def wasted(start: Start, every_s: float, for_s: float) -> float:
 
 def goodput_row(stage: Stage, every_s: float, for_s: float) -> Row:
     everybody = starts(stage)
-    half = f"{for_s:g} s, the peers for half of it"
+    span = f"{for_s:g} s, the peers for a quarter of it"
     return Row(
         key="goodput",
-        title=f"percent of the time lost with a kill every {every_s:g} s for {half} (goodput is the rest)",
+        title=f"percent of the time lost with a kill every {every_s:g} s for {span} (goodput is the rest)",
         unit="%",
         base="torchrun best",
         contenders=[
             Contender(
                 name=name,
-                sample=partial(wasted, everybody[name], every_s, for_s if name in ARGOSY else for_s / 2),
+                sample=partial(wasted, everybody[name], every_s, for_s if name in ARGOSY else for_s / 4),
                 repeat_max=1,
             )
             for name in ("argosy DDP", "torchrun best", "lightning", "torchft best")
