@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.fabric import Arrive, Assist, Link, accept, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
@@ -71,8 +71,6 @@ from argosy.process.run import root
 from argosy.process.run.rundir import Owner, RunDir, absent, free_directory, index_run, next_launch, run_id
 
 UPKEEP_S = 2.0
-QUIT_READ_S = 0.05
-"""Within which a warden has read that it is to quit."""
 
 
 class Agent:
@@ -113,20 +111,8 @@ class Agent:
                     key.data()
             self.tick()
         self.selector.unregister(listener)
-        self.quit()
-
-    def quit(self) -> None:
-        """Have the warden end all that is left, and us; one that was killed meanwhile is replaced for it."""
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            try:
-                self.warden.send(Quit())
-                while True:  # What it still reports is of no use to anybody.
-                    self.warden.wait(QUIT_READ_S)
-            except DeadlinePassed:
-                return
-            except PeerLost:
-                self.replace_warden()
+        self.to_warden(Quit(), [])  # One that was killed meanwhile is replaced for it: who else would clean up?
+        time.sleep(0.05)  # The warden ends us; this only keeps the link open until it has read that.
 
     def patience(self) -> float:
         """Seconds until something must be looked at, if nobody calls."""
