@@ -162,7 +162,7 @@ def test_who_has_taken_the_state_over_has_it(dock: Console):
 
 
 SOAKED = [("plain", 2), ("plain", 4), ("messy", 3), ("gan", 2), ("sharded", 2), ("experts", 2), ("staged", 2)]
-LONG = 2000
+LONG = 1000
 """Steps of a training in which somebody dies about every second, from the first step to shortly before the last."""
 
 
