@@ -47,10 +47,8 @@ class Engine:
             except BaseException as error:  # a signal's: the others must not wait for this rank
                 self._leave(f"it left {wish.name}: {type(error).__name__}")
                 raise
-            if code == 0:
-                return
-            error = self._explain(code, timeout_s)
-        raise error
+            if code:
+                raise self._explain(code, timeout_s)
 
     def _leave(self, cause: str) -> None:
         """Be the one that is lost; the engine that was interrupted may have said so already, but not why."""

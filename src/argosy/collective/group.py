@@ -251,7 +251,7 @@ class Group(dist.ProcessGroup):
 
     def _lose(self, loss: ArgosyError) -> None:
         if self.loss is None and self.state == "live":
-            self.loss, self.state = loss, "lost"
+            self.loss, self.state = loss.with_traceback(None), "lost"  # frames would hold the engine's memory
 
     def give_up(self, loss: ArgosyError) -> None:
         """Count as lost, and let no rank of the group wait for this one."""
