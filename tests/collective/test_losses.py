@@ -29,18 +29,18 @@ import datetime
 from argosy.core import DeadlinePassed
 world = form(timeout=datetime.timedelta(seconds=1))
 dist.barrier()
-if rank != 1:
-    try:
-        dist.all_reduce(torch.ones(3))  # line 8
-    except DeadlinePassed as error:
-        print(error)
-else:
+if rank == 1:
     import time
     time.sleep(2)
-    try:
-        dist.barrier()
-    except DeadlinePassed as error:
-        print(error)
+try:
+    if round == "monitored":
+        world.monitored_barrier(datetime.timedelta(milliseconds=500))
+    elif round == "recv":
+        dist.recv(torch.ones(3), 1, tag=7) if rank == 0 else dist.barrier()  # line 13
+    else:
+        dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(3))  # line 15
+except DeadlinePassed as error:
+    print(error)
 import os, sys; sys.stdout.flush(); os._exit(0)
 """
 
@@ -56,6 +56,9 @@ calls = [
     lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * 3, [1] * 3 if rank else [2, 1, 0]),
     lambda: dist.all_reduce(torch.ones(900_000 + (rank == 1))),
 ]
+pair = dist.new_group([1, 2])
+if rank:
+    calls.append(lambda: dist.broadcast(torch.ones(rank), 2, group=pair))
 for call in calls:
     try:
         call()
@@ -198,24 +201,44 @@ def test_a_group_without_shared_memory_goes_on_with_a_replacement():
 
 
 def test_a_deadline_names_who_has_not_arrived():
-    said = crew(DEADLINE, 3)
-    for rank in (0, 2):
-        assert "all_reduce #2 of float32 at script.py:8: waited for rank 1 (last in barrier #1" in said[rank]
-    assert "waited for rank 1" in said[1]
+    for text in crew(DEADLINE, 3):
+        assert text == (
+            "not done within 1 s: all_reduce #2 of float32 at script.py:15: "
+            "waited for rank 1 (last in barrier #1 at script.py:5)\n"
+        )
+
+
+def test_a_deadline_of_one_barrier_is_its_own():
+    for text in crew(DEADLINE, 3, rounds=["monitored"]):
+        assert text.startswith(
+            "not done within 0.5 s: barrier #2 at script.py:11: waited for rank 1 (last in barrier #1"
+        )
+
+
+def test_a_deadline_of_a_message_names_the_peer_and_what_it_did_last():
+    told = "recv from rank 1 (last in barrier #1 at script.py:5) of 12 bytes with tag 7 at script.py:13"
+    assert crew(DEADLINE, 2, rounds=["recv"]) == [f"not done within 1 s: {told}\n"] * 2
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
 def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bool):
     said = crew(MISMATCH, 3, compiled=compiled)
-    assert said[0] == said[1] == said[2]
     lines = said[0].splitlines()
     assert len(lines) == 7
+    of_the_pair = (
+        "ranks called different collectives: rank 1: broadcast #1 of float32 with root 2 at script.py:15, "
+        "sends [0, 0] receives [0, 4] bytes; "
+        "rank 2: broadcast #1 of float32 with root 2 at script.py:15, sends [8, 0] receives [0, 0] bytes\n"
+    )
+    assert said[1] == said[2] == said[0] + of_the_pair
     assert lines[0] == (
         "ranks called different collectives: ranks 0,2: all_reduce #1 of float32 at script.py:5, 12 bytes; "
         "rank 1: all_reduce #1 of float32 at script.py:5, 16 bytes"
     )
     assert "broadcast #3 of float32 with root 0 at script.py:7" in lines[2]
     assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
+    assert "ranks 0,2: all_reduce #5 of float32 at" in lines[4]
+    assert "rank 1: all_reduce #5 of float32 by maximum at" in lines[4]
 
 
 def test_arguments_that_cannot_be_are_told_to_the_caller_and_the_group_goes_on():

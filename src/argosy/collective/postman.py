@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from argosy.collective.engine import Engine
-from argosy.collective.segment import ABORT_DEADLINE, RING_HEADER
+from argosy.collective.segment import RING_HEADER
 from argosy.core import ArgosyError, DeadlinePassed
 
 _MESSAGE = struct.Struct("<qQ")
@@ -23,8 +23,9 @@ _SLEEP_S = 0.02
 class Letter:
     """One send or receive: memory of the caller, and whom to tell. Peer -1 receives from anybody."""
 
-    def __init__(self, peer: int, tag: int, part: tuple[int, int], deadline: float) -> None:
-        self.peer, self.tag, self.deadline = peer, tag, deadline
+    def __init__(self, peer: int, tag: int, part: tuple[int, int], timeout_s: float) -> None:
+        self.peer, self.tag, self.timeout_s = peer, tag, timeout_s
+        self.deadline = time.monotonic() + timeout_s
         self.address, self.length = part
         self.moved = 0
         self.begun = False
@@ -242,12 +243,14 @@ class Postman:
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [letter for letter in self._waiting if letter.deadline < now]
-            late += [letter for letters in self._sends.values() for letter in letters if letter.deadline < now]
-        if late:
-            what = f"send or recv with rank {late[0].peer} at {late[0].site or '?'}"
-            error = self._engine.explain_deadline(what, 0.0)
-            self._engine.abort(str(error), ABORT_DEADLINE)
+            late = [("recv from", letter) for letter in self._waiting if letter.deadline < now]
+            sends = [letter for letters in self._sends.values() for letter in letters]
+            late += [("send to", letter) for letter in sends if letter.deadline < now]
+        for verb, letter in late:
+            peer = "any rank" if letter.peer < 0 else self._engine.last_of(letter.peer)
+            what = f"{verb} {peer} of {letter.length} bytes with tag {letter.tag} at {letter.site or '?'}"
+            error = self._engine.late(what, letter.timeout_s)
+            self._engine.abort_late(error)
             raise error
 
     def _fail_all(self, error: ArgosyError) -> None:
