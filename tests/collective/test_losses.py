@@ -164,11 +164,13 @@ os._exit(0)
 """
 
 
-def test_a_killed_rank_is_named_on_every_other_in_each_operation():
-    said = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=OPERATIONS)
+@pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
+def test_a_killed_rank_is_named_on_every_other_in_each_operation(compiled: bool):
+    operations = OPERATIONS if compiled else ["all_reduce", "reduce_scatter", "broadcast", "barrier"]
+    said = crew(SCRIPTS / "losses.py", 3, compiled=compiled, must_end_well=False, rounds=operations)
     for text in said[:2]:
         lines = text.splitlines()
-        assert len(lines) == 2 * len(OPERATIONS), text
+        assert len(lines) == 2 * len(operations), text
         for first, again in zip(lines[::2], lines[1::2], strict=True):
             message, late_ms = first.split("|")
             assert message == again == "rank 2 is lost: killed by SIGKILL"

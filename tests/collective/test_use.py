@@ -1,7 +1,11 @@
 """Groups in daily use: counted on the progress page, from two threads, thousands of times, with large tensors."""
 
+import json
+import subprocess
+import sys
+
 import pytest
-from crew import crew
+from crew import crew, crews
 
 pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
 
@@ -72,6 +76,48 @@ x = torch.full((1 << 28,), float(rank + 1))
 dist.all_reduce(x)
 assert x[0] == x[-1] == x[12345678] == 3
 print("good")
+"""
+
+BITS = """
+import time
+form()
+def bits(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank)).mul_(10.0 ** rank)
+def tree(parts):
+    if len(parts) == 1:
+        return parts[0]
+    half = 1 << ((len(parts) - 1).bit_length() - 1)  # the largest power of two below the length
+    return tree(parts[:half]) + tree(parts[half:])
+x = bits(size * 100_000)
+parts = [torch.empty_like(x) for _ in range(size)]
+dist.all_gather(parts, x)
+expected = tree(parts)
+dist.all_reduce(whole := x.clone())
+assert torch.equal(whole, expected)
+pieces = x.clone()
+for number, piece in enumerate(pieces.split(777 * 100)):  # in other pieces, and each rank late in turn
+    time.sleep(0.002 if number % size == rank else 0)
+    dist.all_reduce(piece)
+assert torch.equal(pieces, expected)
+dist.reduce_scatter_single(share := torch.empty(100_000), x)
+assert torch.equal(share, expected[rank * 100_000 : (rank + 1) * 100_000])
+dist.reduce(rooted := x.clone(), size - 1)
+assert rank < size - 1 or torch.equal(rooted, expected)
+print("good")
+"""
+
+WAITING = """
+import time
+form()
+dist.barrier()
+for call in (dist.barrier, lambda: dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)):
+    if rank == 0:
+        time.sleep(1)
+        call()
+    else:
+        before = time.process_time()
+        call()
+        print(time.process_time() - before < 0.5)
 """
 
 LAYOUTS = """
@@ -168,6 +214,25 @@ def test_the_callback_of_a_future_may_wait_for_another_collective():
 
 def test_thousands_of_small_all_reduces():
     assert crew(MANY.format(count=5_000), 4) == ["good\n"] * 4
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
+def test_sums_follow_the_tree_of_ranks_in_any_pieces_and_order_of_arrival(compiled: bool):
+    assert crews(BITS, [(3, ""), (4, "")], compiled=compiled) == [["good\n"] * 3, ["good\n"] * 4]
+
+
+def test_a_rank_that_waits_needs_no_core():
+    assert crew(WAITING, 2) == ["", "True\nTrue\n"]
+
+
+def test_the_bench_measures_both_backends():
+    words = ["--ranks", "2", "--sizes", "4", "--operations", "all_reduce,barrier", "--json"]
+    command = [sys.executable, "-m", "argosy.collective.bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    cells = {(cell["backend"], cell["operation"]): cell["median_s"] for cell in json.loads(done.stdout)}
+    assert set(cells) == {(name, what) for name in ("argosy", "gloo") for what in ("all_reduce", "barrier")}
+    assert min(cells.values()) > 0
 
 
 def test_ranks_with_other_bucket_layouts_do_not_train_together():

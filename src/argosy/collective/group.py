@@ -86,7 +86,7 @@ class Group(dist.ProcessGroup):
         self._place, self._ranks = (rank, size), tuple(ranks)
         self._name, self._description = "", "undefined"
         self.state: State = "joining"
-        self.generation = 0
+        self.generation = self._splits = 0
         self.loss: ArgosyError | None = None
         self._inside: Inside | None = None
         self._models: list[weakref.ref[Any]] | None = None
@@ -432,7 +432,8 @@ class Group(dist.ProcessGroup):
         """A new group of these ranks of this one, which all of them ask for; None on a rank that is not among them."""
         if self.rank() not in ranks:
             return None
-        name = names.get("group_name") or f"{self._name}:{'-'.join(map(str, ranks))}"
+        self._splits += 1  # else a second group of the same ranks would meet the first one's word
+        name = names.get("group_name") or f"{self._name}:{self._splits}:{'-'.join(map(str, ranks))}"
         store, world = dist.PrefixStore(f"{name}/", self._store), [self._ranks[rank] for rank in ranks]
         part = Group(store, list(ranks).index(self.rank()), len(ranks), world, timeout or self._timeout)
         part._set_group_name(name)

@@ -47,12 +47,13 @@ class Fates:
         chance = random.Random(seed)
         victims = [0] if seed % 5 == 1 else chance.sample(range(size), chance.choice([1, 1, 2]) if size > 2 else 1)
         step, delay_s = chance.randrange(STEPS - 1), partial(chance.uniform, 0.0001, 0.004)
-        self.deaths = [Death(victim, 0, step, chance.choice(PLACES), delay_s()) for victim in victims if seed]
+        places = [PLACES[seed % len(PLACES)], chance.choice(PLACES)]  # a few seeds in a row see them all
+        self.deaths = [Death(victim, 0, step, places[i], delay_s()) for i, victim in enumerate(victims) if seed]
         if seed and seed % 3 != 1:  # and while they re-form: the newcomer, or one that has lived so far
             left = [rank for rank in range(size) if rank not in victims]
             newcomer = size == 2 or chance.random() < 0.5
             rank, life = (victims[0], 1) if newcomer else (chance.choice(left), 0)
-            self.deaths.append(Death(rank, life, None, chance.choice(LATER), delay_s()))
+            self.deaths.append(Death(rank, life, None, LATER[(seed + seed // 3) % len(LATER)], delay_s()))
 
     def meet(self, rank, life, place, step=None):
         for death in self.deaths:
