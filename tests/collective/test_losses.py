@@ -87,6 +87,22 @@ dist.all_reduce(x := torch.ones(3))
 assert x[0] == size
 """
 
+WRONG_SIZE = """
+from argosy.collective import CollectiveMismatch
+form()
+pair = dist.new_group([1, 2])
+if rank == 2:
+    dist.send(torch.ones(4), 1, group=pair, tag=5)
+    dist.send(torch.ones(2), 1, group=pair)
+elif rank == 1:
+    for tag in (0, 5):  # the second was put aside
+        try:
+            dist.recv(torch.empty(3), 2, group=pair, tag=tag)
+        except CollectiveMismatch as error:
+            print(error)
+dist.barrier()
+"""
+
 LEFT = """
 import os, signal, threading
 from argosy.core import PeerLost
@@ -241,6 +257,13 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bo
     assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
     assert "ranks 0,2: all_reduce #5 of float32 at" in lines[4]
     assert "rank 1: all_reduce #5 of float32 by maximum at" in lines[4]
+
+
+def test_a_message_of_another_size_is_told_to_who_receives_it_with_both_call_sites():
+    assert crew(WRONG_SIZE, 3)[1].splitlines() == [
+        "rank 2 sent 8 bytes with tag 0 at script.py:7, recv at script.py:11 expects 12",
+        "rank 2 sent 16 bytes with tag 5 at script.py:6, recv at script.py:11 expects 12",
+    ]
 
 
 def test_arguments_that_cannot_be_are_told_to_the_caller_and_the_group_goes_on():

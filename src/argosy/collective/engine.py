@@ -11,7 +11,7 @@ from argosy.collective.rendezvous import Hello
 from argosy.collective.segment import ABORT_DEADLINE, ABORT_ELSEWHERE, Segment
 from argosy.collective.watcher import watcher
 from argosy.collective.wire import CollectiveMismatch, Wish, explain
-from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 
 Part = tuple[int, int]
 _ABORTED, _MISMATCH, _DEADLINE = 1, 2, 3
@@ -89,13 +89,17 @@ class Engine:
         """Tell the others that this rank's patience has ended, and what it waited for."""
         self.segment.abort(ABORT_DEADLINE, f"{error.seconds:g} {error.what}")
 
+    def name_of(self, rank: int) -> str:
+        """As people count ranks: in the whole world."""
+        return f"rank {self._ranks[rank]}"
+
     def last_of(self, rank: int) -> str:
         """Name a rank, with what it did last."""
         last = self._wish(rank)[0]
-        return f"rank {self._ranks[rank]} ({f'last in {last}' if last.number else 'has issued none yet'})"
+        return f"{self.name_of(rank)} ({f'last in {last}' if last.number else 'has issued none yet'})"
 
     def _wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
-        """What a rank asked for, as people count ranks: in the whole world."""
+        """What a rank asked for; its root too is named by the rank in the world."""
         wish, sizes = self.segment.wish(rank, stage)
         return (wish if wish.root < 0 else msgspec.structs.replace(wish, root=self._ranks[wish.root])), sizes
 
@@ -131,4 +135,5 @@ class Engine:
             return self.late(what or "a collective", float(seconds or timeout_s))
         if reason == ABORT_ELSEWHERE:
             return PeerLost("a rank of another group", cause)
-        return PeerLost(f"rank {format_ranks([self._ranks[reason - 1]])}", cause or "its process is gone")
+        hint = "its own output may say why; re-form the group with its replacement, or end"
+        return PeerLost(self.name_of(reason - 1), cause or "its process is gone", hint=hint)
