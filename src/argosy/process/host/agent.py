@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Arrive, Assist, Link, accept, connect, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
@@ -72,6 +72,8 @@ from argosy.process.run import root
 from argosy.process.run.rundir import Owner, RunDir, absent, free_directory, index_run, next_launch, run_id
 
 UPKEEP_S = 2.0
+QUIT_READ_S = 0.05
+"""Within which a warden has read that it is to quit."""
 
 
 class Agent:
@@ -112,8 +114,20 @@ class Agent:
                     key.data()
             self.tick()
         self.selector.unregister(listener)
-        self.warden.send(Quit())
-        time.sleep(0.05)  # The warden ends us; this only keeps the link open until it has read that.
+        self.quit()
+
+    def quit(self) -> None:
+        """Have the warden end all that is left, and us; one that was killed meanwhile is replaced for it."""
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            try:
+                self.warden.send(Quit())
+                while True:  # What it still reports is of no use to anybody.
+                    self.warden.wait(QUIT_READ_S)
+            except DeadlinePassed:
+                return
+            except PeerLost:
+                self.replace_warden()
 
     def patience(self) -> float:
         """Seconds until something must be looked at, if nobody calls."""
@@ -478,7 +492,7 @@ class Agent:
         self.selector.unregister(self.warden)
         self.links.discard(self.warden)
         self.warden.close()
-        if self.quitting or self.lifeline.replaced:
+        if self.lifeline.replaced:
             raise SystemExit(0)
         start_warden(self.runtime, os.getpid())
         self.warden, self.warden_pid = self.find_warden()
