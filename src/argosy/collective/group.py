@@ -140,6 +140,9 @@ class Group(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         """Torch asks each new group for it; ours counts in its engine."""
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Torch asks a group with a device for it; ours is connected."""
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 
