@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from argosy.collective import Superseded, joining
 from argosy.core import DeadlinePassed, PeerLost
@@ -313,25 +312,8 @@ class Supervisor:
         sys.exit(1)
 
 
-def warm_up(size):
-    """Use sharded parameters in a group that is none: what torch sets up when it first does is there in every rank."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    model = build("fsdp2")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with torch.no_grad():  # a process that ran a backward pass may not fork
-        model(torch.ones(6, 8))
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    copy.deepcopy([model.state_dict(), optimizer.state_dict()])
-    optimizer.load_state_dict(optimizer.state_dict())
-    dist.destroy_process_group()
-
-
 def main():
-    torch.set_num_threads(1)
-    if sys.argv[1].startswith("fsdp2"):
-        warm_up(int(sys.argv[1].split(":")[1]))
+    torch.set_num_threads(1)  # and nothing is computed here: autograd's threads do not start in forks of what did
     gc.freeze()  # a collection in a rank would copy the pages of all modules
     port = open_store()
     for voyage in sys.argv[1:]:
