@@ -17,8 +17,10 @@ from peers import mpirun, python_of
 
 DEADLINE_S = 280.0
 REPEAT_MAX = 2
-"""Sets of ranks per operation or fault: each takes dozens of samples."""
-SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
+"""Sets of four ranks per operation, and of any per training: each takes dozens of samples. Two ranks have no goals."""
+TRIES, QUICK_TRIES = 34, 6
+"""Kills per operation, each of which three ranks notice, and groups that are re-formed."""
+SIZES = [4, 64 << 10, 1 << 20, 16 << 20, 256 << 20]
 QUICK_SIZES = [4, 16 << 20]
 OPERATIONS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 LOSSES = [*OPERATIONS, "small_all_reduce", "barrier", "recv"]
@@ -63,17 +65,15 @@ class Sheet:
         return [("mpi", int(size), float(seconds)) for size, seconds in lines]
 
 
-def time_script(what: str, backend: str, ranks: int) -> list[float]:
-    command = [sys.executable, str(SCRIPTS / "collective_steps.py"), what, backend, str(ranks)]
+def time_script(what: str, backend: str, tries: int = 1) -> list[float]:
+    command = [sys.executable, str(SCRIPTS / "collective_steps.py"), what, backend, str(tries)]
     return [float(line) for line in run(command).split()]
 
 
-def operation_row(operation: str, nbytes: int, ranks: int, sheet: Sheet) -> Row:
+def operation_row(operation: str, nbytes: int, ranks: int, sheet: Sheet, repeat: int) -> Row:
     """Argosy beside Gloo and MPI; the goals are those of four ranks and of the ends of the scale."""
     names = ("gloo", "argosy", "mpi")
-    contenders = [
-        Contender(name=name, sample=partial(sheet.take, name, nbytes), repeat_max=REPEAT_MAX) for name in names
-    ]
+    contenders = [Contender(name=name, sample=partial(sheet.take, name, nbytes), repeat_max=repeat) for name in names]
     judged = ranks == 4 and (nbytes == SIZES[-1] or (nbytes <= 4 and operation in ("all_reduce", "barrier")))
     goals = [Goal(of="argosy", times_of="gloo", times=4)] if judged else []
     title = f"{operation} of {nbytes} bytes, {ranks} ranks" if operation != "barrier" else f"barrier, {ranks} ranks"
@@ -81,33 +81,41 @@ def operation_row(operation: str, nbytes: int, ranks: int, sheet: Sheet) -> Row:
 
 
 def rows(options: Options) -> list[Row]:
+    repeat = 1 if options.quick else REPEAT_MAX
     found: list[Row] = []
     for ranks in (4,) if options.quick else (2, 4):
         for operation in [*OPERATIONS, "barrier"]:
             sizes = [0] if operation == "barrier" else QUICK_SIZES if options.quick else SIZES
             sheet = Sheet(operation, ranks, sizes)
-            found += [operation_row(operation, size, ranks, sheet) for size in sizes]
+            found += [operation_row(operation, size, ranks, sheet, repeat if ranks == 4 else 1) for size in sizes]
     for what, times in (("ddp", 1.3), ("fsdp2", 1.5)):
         both = [
-            Contender(name=name, sample=partial(time_script, what, name, 4), repeat_max=3)
+            Contender(name=name, sample=partial(time_script, what, name), repeat_max=repeat)
             for name in ("gloo", "argosy")
         ]
         goals = [Goal(of="argosy", times_of="gloo", times=times)]
         title = f"whole step of a 14M transformer, {what}, 4 ranks"
         found.append(Row(key=what, title=title, contenders=both, base="gloo", goals=goals))
-    faults = [(f"loss-{name}", f"SIGKILL to PeerLost on each other rank, in {name}") for name in LOSSES]
-    for key, title in (*faults, ("reform", "re-form of 4 ranks, one replaced by a process that is there")):
-        sample = partial(time_script, key, "argosy", 4)
-        contender = Contender(name="argosy", sample=sample, repeat_max=1 if options.quick else REPEAT_MAX)
+    return [*found, *fault_rows(QUICK_TRIES if options.quick else TRIES), memory_row()]
+
+
+def fault_rows(tries: int) -> list[Row]:
+    found: list[Row] = []
+    losses = [(f"loss-{name}", f"SIGKILL to PeerLost on each other rank, in {name}") for name in LOSSES]
+    for key, title in (*losses, ("reform", "re-form of 4 ranks, one replaced by a process that is there")):
+        contender = Contender(name="argosy", sample=partial(time_script, key, "argosy", tries), repeat_max=1)
         goal = Goal(of="argosy", at_most=0.1, percentile=99)
         found.append(Row(key=key, title=title, contenders=[contender], base="argosy", goals=[goal], percentile=99))
-    contender = Contender(name="argosy", sample=partial(time_script, "memory", "argosy", 4), repeat_max=1)
+    return found
+
+
+def memory_row() -> Row:
+    contender = Contender(name="argosy", sample=partial(time_script, "memory", "argosy"), repeat_max=1)
     goal = Goal(of="argosy", at_most=16, percentile=100)
     title = "shared memory of a rank with 1, 4 and 12 groups (the largest counts)"
-    found.append(
-        Row(key="memory", title=title, contenders=[contender], base="argosy", unit="MiB", goals=[goal], percentile=100)
+    return Row(
+        key="memory", title=title, contenders=[contender], base="argosy", unit="MiB", goals=[goal], percentile=100
     )
-    return found
 
 
 def main() -> int:

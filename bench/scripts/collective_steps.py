@@ -1,6 +1,6 @@
 """Four ranks: seconds of a training step on a backend, of a kill until all others know, of re-forming.
 
-    python collective_steps.py ddp|fsdp2|loss-OPERATION|reform|memory argosy|gloo [RANKS]
+    python collective_steps.py ddp|fsdp2|loss-OPERATION|reform|memory argosy|gloo [TRIES]
 
 Prints one value per line.
 """
@@ -19,8 +19,8 @@ from torch import nn
 import argosy.collective
 from argosy.core import PeerLost
 
+SIZE = 4
 STEPS = 8
-TRIES = 20
 
 
 def tell(value: float) -> None:
@@ -58,7 +58,8 @@ def time_steps(what: str) -> float:
     return statistics.median(times[2:])
 
 
-def be_rank(what: str, backend: str, rank: int, size: int, port: int) -> None:
+def be_rank(what: str, backend: str, rank: int, port: int, tries: int) -> None:
+    size = SIZE
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
@@ -69,17 +70,17 @@ def be_rank(what: str, backend: str, rank: int, size: int, port: int) -> None:
             tell(seconds)
         dist.barrier()
     elif what == "reform":
-        be_replaced(rank, size, store)
+        be_replaced(rank, size, store, tries)
     elif what == "memory":
         show_memory(rank)
     else:
         be_lost(what.removeprefix("loss-"), rank, size, store)
 
 
-def be_replaced(rank: int, size: int, store: dist.Store) -> None:
+def be_replaced(rank: int, size: int, store: dist.Store, tries: int) -> None:
     """In each generation the last rank is another process, forked before: the time from its start to a whole group."""
     world = dist.group.WORLD
-    for generation in range(1, TRIES + 1):
+    for generation in range(1, tries + 1):
         dist.barrier()
         if rank == size - 1:
             become_another(generation, store)
@@ -142,8 +143,8 @@ def be_lost(operation: str, rank: int, size: int, store: dist.Store) -> None:
 
 def main() -> None:
     assert argosy.collective
-    what, backend, size = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 4
-    for _ in range(TRIES if what.startswith("loss") else 1):
+    what, backend, tries = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 20
+    for _ in range(tries if what.startswith("loss") else 1):
         read, write = os.pipe()
         server = os.fork()
         if server == 0:
@@ -151,10 +152,10 @@ def main() -> None:
             os.write(write, str(store.port).encode())
             signal.pause()
         port, ranks = int(os.read(read, 16)), []
-        for rank in range(size):
+        for rank in range(SIZE):
             pid = os.fork()
             if pid == 0:
-                be_rank(what, backend, rank, size, port)
+                be_rank(what, backend, rank, port, tries)
                 sys.stdout.flush()
                 os._exit(0)
             ranks.append(pid)

@@ -28,7 +28,7 @@ def measure(nbytes: int) -> float:
         "barrier": world.Barrier,
     }
     call, times = calls[operation], []
-    count = 20 if nbytes <= 65536 else 1
+    count = max(1, min(20, (16 << 20) // max(1, nbytes)))
     call()
     while len(times) < 200 and (len(times) < 3 or world.bcast(sum(times) * count < 0.6)):
         world.Barrier()

@@ -29,18 +29,18 @@ import datetime
 from argosy.core import DeadlinePassed
 world = form(timeout=datetime.timedelta(seconds=1))
 dist.barrier()
-if rank != 1:
-    try:
-        dist.all_reduce(torch.ones(3))  # line 8
-    except DeadlinePassed as error:
-        print(error)
-else:
+if rank == 1:
     import time
     time.sleep(2)
-    try:
-        dist.barrier()
-    except DeadlinePassed as error:
-        print(error)
+try:
+    if round == "monitored":
+        world.monitored_barrier(datetime.timedelta(milliseconds=500))
+    elif round == "recv":
+        dist.recv(torch.ones(3), 1, tag=7) if rank == 0 else dist.barrier()  # line 13
+    else:
+        dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(3))  # line 15
+except DeadlinePassed as error:
+    print(error)
 import os, sys; sys.stdout.flush(); os._exit(0)
 """
 
@@ -56,6 +56,9 @@ calls = [
     lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * 3, [1] * 3 if rank else [2, 1, 0]),
     lambda: dist.all_reduce(torch.ones(900_000 + (rank == 1))),
 ]
+pair = dist.new_group([1, 2])
+if rank:
+    calls.append(lambda: dist.broadcast(torch.ones(rank), 2, group=pair))
 for call in calls:
     try:
         call()
@@ -82,6 +85,22 @@ for call in calls:
         print(error)
 dist.all_reduce(x := torch.ones(3))
 assert x[0] == size
+"""
+
+WRONG_SIZE = """
+from argosy.collective import CollectiveMismatch
+form()
+pair = dist.new_group([1, 2])
+if rank == 2:
+    dist.send(torch.ones(4), 1, group=pair, tag=5)
+    dist.send(torch.ones(2), 1, group=pair)
+elif rank == 1:
+    for tag in (0, 5):  # the second was put aside
+        try:
+            dist.recv(torch.empty(3), 2, group=pair, tag=tag)
+        except CollectiveMismatch as error:
+            print(error)
+dist.barrier()
 """
 
 LEFT = """
@@ -161,11 +180,13 @@ os._exit(0)
 """
 
 
-def test_a_killed_rank_is_named_on_every_other_in_each_operation():
-    said = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=OPERATIONS)
+@pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
+def test_a_killed_rank_is_named_on_every_other_in_each_operation(compiled: bool):
+    operations = OPERATIONS if compiled else ["all_reduce", "reduce_scatter", "broadcast", "barrier"]
+    said = crew(SCRIPTS / "losses.py", 3, compiled=compiled, must_end_well=False, rounds=operations)
     for text in said[:2]:
         lines = text.splitlines()
-        assert len(lines) == 2 * len(OPERATIONS), text
+        assert len(lines) == 2 * len(operations), text
         for first, again in zip(lines[::2], lines[1::2], strict=True):
             message, late_ms = first.split("|")
             assert message == again == "rank 2 is lost: killed by SIGKILL"
@@ -173,11 +194,11 @@ def test_a_killed_rank_is_named_on_every_other_in_each_operation():
 
 
 def test_a_killed_rank_is_named_where_ranks_share_no_host():
-    """Rank 1 and the victim are of one host, rank 0 of another. No rank may read how another ended."""
+    """Rank 1 and the victim are of one host, rank 0 of another, which cannot know how a rank ended."""
     first, other, _ = crew(SCRIPTS / "losses.py", 3, must_end_well=False, rounds=APART)
-    if "skip" in other:
+    if "skip" in first:
         pytest.skip("no user namespaces here")
-    for text, causes in ((first, ("its connection closed", "its connection broke")), (other, ("its process is gone",))):
+    for text, causes in ((first, ("its connection closed", "its connection broke")), (other, ("killed by SIGKILL",))):
         lines = [line for line in text.splitlines() if "is lost: " in line]  # Gloo logs its own errors
         assert len(lines) == 2 * len(APART), text
         for first_said, again in zip(lines[::2], lines[1::2], strict=True):
@@ -198,24 +219,51 @@ def test_a_group_without_shared_memory_goes_on_with_a_replacement():
 
 
 def test_a_deadline_names_who_has_not_arrived():
-    said = crew(DEADLINE, 3)
-    for rank in (0, 2):
-        assert "all_reduce #2 of float32 at script.py:8: waited for rank 1 (last in barrier #1" in said[rank]
-    assert "waited for rank 1" in said[1]
+    for text in crew(DEADLINE, 3):
+        assert text == (
+            "not done within 1 s: all_reduce #2 of float32 at script.py:15: "
+            "waited for rank 1 (last in barrier #1 at script.py:5)\n"
+        )
+
+
+def test_a_deadline_of_one_barrier_is_its_own():
+    for text in crew(DEADLINE, 3, rounds=["monitored"]):
+        assert text.startswith(
+            "not done within 0.5 s: barrier #2 at script.py:11: waited for rank 1 (last in barrier #1"
+        )
+
+
+def test_a_deadline_of_a_message_names_the_peer_and_what_it_did_last():
+    told = "recv from rank 1 (last in barrier #1 at script.py:5) of 12 bytes with tag 7 at script.py:13"
+    assert crew(DEADLINE, 2, rounds=["recv"]) == [f"not done within 1 s: {told}\n"] * 2
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])
 def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bool):
     said = crew(MISMATCH, 3, compiled=compiled)
-    assert said[0] == said[1] == said[2]
     lines = said[0].splitlines()
     assert len(lines) == 7
+    of_the_pair = (
+        "ranks called different collectives: rank 1: broadcast #1 of float32 with root 2 at script.py:15, "
+        "sends [0, 0] receives [0, 4] bytes; "
+        "rank 2: broadcast #1 of float32 with root 2 at script.py:15, sends [8, 0] receives [0, 0] bytes\n"
+    )
+    assert said[1] == said[2] == said[0] + of_the_pair
     assert lines[0] == (
         "ranks called different collectives: ranks 0,2: all_reduce #1 of float32 at script.py:5, 12 bytes; "
         "rank 1: all_reduce #1 of float32 at script.py:5, 16 bytes"
     )
     assert "broadcast #3 of float32 with root 0 at script.py:7" in lines[2]
     assert "rank 1: all_reduce #3 of float32 at script.py:7" in lines[2]
+    assert "ranks 0,2: all_reduce #5 of float32 at" in lines[4]
+    assert "rank 1: all_reduce #5 of float32 by maximum at" in lines[4]
+
+
+def test_a_message_of_another_size_is_told_to_who_receives_it_with_both_call_sites():
+    assert crew(WRONG_SIZE, 3)[1].splitlines() == [
+        "rank 2 sent 8 bytes with tag 0 at script.py:7, recv at script.py:11 expects 12",
+        "rank 2 sent 16 bytes with tag 5 at script.py:6, recv at script.py:11 expects 12",
+    ]
 
 
 def test_arguments_that_cannot_be_are_told_to_the_caller_and_the_group_goes_on():

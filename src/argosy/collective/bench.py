@@ -139,7 +139,7 @@ def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Se
 
 def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> list[Result]:
     call = _call(operation, nbytes, ranks)
-    calls = 20 if nbytes <= 65536 else 1  # else the small ones show how unevenly ranks leave a barrier
+    calls = max(1, min(20, (16 << 20) // max(1, nbytes)))  # else they show how unevenly ranks leave a barrier
     times: dict[str, list[float]] = {backend: [] for backend in groups}
     began = time.perf_counter()
     for _ in range(_SAMPLES_MAX):

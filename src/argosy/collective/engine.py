@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from argosy._select import native
 from argosy.collective.rendezvous import Hello
 from argosy.collective.segment import ABORT_DEADLINE, ABORT_ELSEWHERE, Segment
 from argosy.collective.watcher import watcher
 from argosy.collective.wire import CollectiveMismatch, Wish, explain
-from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
+from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 
 Part = tuple[int, int]
 _ABORTED, _MISMATCH, _DEADLINE = 1, 2, 3
@@ -47,10 +49,8 @@ class Engine:
             except BaseException as error:  # a signal's: the others must not wait for this rank
                 self._leave(f"it left {wish.name}: {type(error).__name__}")
                 raise
-            if code == 0:
-                return
-            error = self._explain(code, timeout_s)
-        raise error
+            if code:
+                raise self._explain(code, timeout_s)
 
     def _leave(self, cause: str) -> None:
         """Be the one that is lost; the engine that was interrupted may have said so already, but not why."""
@@ -80,28 +80,48 @@ class Engine:
 
         return told
 
-    def explain_deadline(self, what: str, timeout_s: float) -> DeadlinePassed:
-        """Name who is behind this rank, with what each of them did last."""
+    def late(self, what: str, timeout_s: float) -> DeadlinePassed:
+        return DeadlinePassed(
+            what, timeout_s, hint="look at that rank (`argosy why`), or give the group a longer timeout"
+        )
+
+    def abort_late(self, error: DeadlinePassed) -> None:
+        """Tell the others that this rank's patience has ended, and what it waited for."""
+        self.segment.abort(ABORT_DEADLINE, f"{error.seconds:g} {error.what}")
+
+    def name_of(self, rank: int) -> str:
+        """As people count ranks: in the whole world."""
+        return f"rank {self._ranks[rank]}"
+
+    def last_of(self, rank: int) -> str:
+        """Name a rank, with what it did last."""
+        last = self._wish(rank)[0]
+        return f"{self.name_of(rank)} ({f'last in {last}' if last.number else 'has issued none yet'})"
+
+    def _wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
+        """What a rank asked for; its root too is named by the rank in the world."""
+        wish, sizes = self.segment.wish(rank, stage)
+        return (wish if wish.root < 0 else msgspec.structs.replace(wish, root=self._ranks[wish.root])), sizes
+
+    def _behind(self) -> str:
+        """Who has arrived less often than this rank."""
         mine = self.segment.stage(self.rank)
         behind = [r for r in range(self.size) if 0 < (mine - self.segment.stage(r)) % (1 << 32) < 1 << 31]
-        parts: list[str] = []
-        for rank in behind:
-            last = self.segment.wish(rank)[0]
-            did = f"last in {last}" if last.number else "has issued none yet"
-            parts.append(f"rank {self._ranks[rank]} ({did})")
-        who = ", ".join(parts) or "nobody"
-        return DeadlinePassed(f"{what}: waited for {who}", timeout_s)
+        return ", ".join(map(self.last_of, behind)) or "nobody"
 
     def _explain(self, code: int, timeout_s: float) -> ArgosyError:
-        wish = self.segment.wish(self.rank)[0]
+        wish = self._wish(self.rank)[0]
         if code == _MISMATCH:
             # Nobody overwrites the heads of this stage before this rank has arrived once more.
             stage = (self.segment.stage(self.rank) - 1) % (1 << 32)
-            found = [self.segment.wish(rank, stage) for rank in range(self.size)]
-            return CollectiveMismatch(explain([wish for wish, _ in found], [sizes for _, sizes in found]))
+            found = [self._wish(rank, stage) for rank in range(self.size)]
+            return CollectiveMismatch(
+                explain(dict(zip(self._ranks, found, strict=True))),
+                hint="let all ranks of the group call the same operations in the same order; it can be used on",
+            )
         if code == _DEADLINE:
-            error = self.explain_deadline(str(wish), timeout_s)
-            self.segment.say(str(error))
+            error = self.late(f"{wish}: waited for {self._behind()}", timeout_s)
+            self.segment.say(f"{timeout_s:g} {error.what}")  # the operation itself has aborted
             return error
         reason, cause = self.segment.broken() or (ABORT_ELSEWHERE, "")
         # The cause is written after the word, by another process: give it a moment.
@@ -111,7 +131,9 @@ class Engine:
             time.sleep(0.001)
             reason, cause = self.segment.broken() or (reason, cause)
         if reason == ABORT_DEADLINE:
-            return DeadlinePassed(cause, timeout_s)
+            seconds, _, what = cause.partition(" ")
+            return self.late(what or "a collective", float(seconds or timeout_s))
         if reason == ABORT_ELSEWHERE:
             return PeerLost("a rank of another group", cause)
-        return PeerLost(f"rank {format_ranks([self._ranks[reason - 1]])}", cause or "its process is gone")
+        hint = "its own output may say why; re-form the group with its replacement, or end"
+        return PeerLost(self.name_of(reason - 1), cause or "its process is gone", hint=hint)

@@ -9,7 +9,7 @@ G3  Re-forming exchanges engine, postman and fallback; object, name, rank and si
 
 # Torch's own stubs disagree with each other about names and options of these methods.
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-# pyright: reportAssignmentType=false, reportPrivateUsage=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportPrivateUsage=false, reportCallIssue=false, reportPrivateImportUsage=false
 
 import threading
 import time
@@ -78,6 +78,7 @@ class Group(dist.ProcessGroup):
     """A `torch.distributed.ProcessGroup`; made by `init_process_group("argosy")` and `new_group`."""
 
     supports_coalescing = False
+    supports_splitting = True
 
     def __init__(self, store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -85,7 +86,7 @@ class Group(dist.ProcessGroup):
         self._place, self._ranks = (rank, size), tuple(ranks)
         self._name, self._description = "", "undefined"
         self.state: State = "joining"
-        self.generation = 0
+        self.generation = self._splits = 0
         self.loss: ArgosyError | None = None
         self._inside: Inside | None = None
         self._models: list[weakref.ref[Any]] | None = None
@@ -96,19 +97,10 @@ class Group(dist.ProcessGroup):
 
     # -- names -------------------------------------------------------------------------------------
 
-    def getBackendName(self) -> str:
-        return "argosy"
-
     def name(self) -> str:
         return "argosy"
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
+    getBackendName = _get_backend_name = name
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -122,6 +114,7 @@ class Group(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc
 
     def rank(self) -> int:
@@ -130,20 +123,25 @@ class Group(dist.ProcessGroup):
     def size(self) -> int:
         return self._place[1]
 
-    def getRank(self) -> int:
-        return self._place[0]
-
-    def getSize(self) -> int:
-        return self._place[1]
+    getRank, getSize = rank, size
 
     def _get_backend(self, device: torch.device) -> "Group":
         return self
 
-    def _get_backend_name(self) -> str:
-        return "argosy"
+    get_backend = _get_backend
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def get_group_store(self) -> Any:
+        return self._store
 
     def _set_sequence_number_for_group(self) -> None:
         """Torch asks each new group for it; ours counts in its engine."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Torch asks a group with a device for it; ours is connected."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -251,7 +249,7 @@ class Group(dist.ProcessGroup):
 
     def _lose(self, loss: ArgosyError) -> None:
         if self.loss is None and self.state == "live":
-            self.loss, self.state = loss, "lost"
+            self.loss, self.state = loss.with_traceback(None), "lost"  # frames would hold the engine's memory
 
     def give_up(self, loss: ArgosyError) -> None:
         """Count as lost, and let no rank of the group wait for this one."""
@@ -274,12 +272,7 @@ class Group(dist.ProcessGroup):
         if self.loss is not None:
             raise self.loss
         assert self._inside is not None
-        ballot = self._inside.ballot(words)
-        if self._inside.engine is None:
-            self._inside.through_gloo(ballot.plan(), self._timeout.total_seconds())
-        else:
-            self._inside.engine.run(ballot.wish, [ballot.part], [ballot.part], self._timeout.total_seconds())
-        return ballot.words.tolist()
+        return self._inside.agree(words, self._timeout.total_seconds())
 
     def shutdown(self) -> None:
         self._queue.close()
@@ -328,7 +321,8 @@ class Group(dist.ProcessGroup):
         try:
             if self._answered(plan, work):
                 return
-            source = self._carry_out(plan, timeout_s, site)
+            assert self._inside is not None
+            source = self._inside.carry_out(plan, timeout_s, site)
         except (PeerLost, DeadlinePassed) as loss:
             self._lose(loss)
             latch = registry.latch()
@@ -339,19 +333,6 @@ class Group(dist.ProcessGroup):
             work.finish(registry.kept_back(error))
         else:
             work.finish(source=source)
-
-    def _carry_out(self, plan: Plan, timeout_s: float, site: str = "") -> int:
-        """Returns who sent, where Gloo was asked to receive from anybody; else -1."""
-        inside = self._inside
-        assert inside is not None
-        if not inside.takes(plan.tensors):
-            return inside.through_gloo(plan, timeout_s)
-        assert inside.engine is not None
-        for step in plan.prepare():
-            inside.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
-            step.finish()
-        plan.after()
-        return -1
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -442,6 +423,26 @@ class Group(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         return self._issue(plans.barrier(("barrier", ())), opts)
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a deadline of its own. It names all who have not come, as every operation does."""
+        opts = dist.BarrierOptions()
+        opts.timeout, opts.asyncOp = timeout or self._timeout, False
+        self.barrier(opts).wait()
+
+    def split_group(
+        self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None, **names: Any
+    ) -> "Group | None":
+        """A new group of these ranks of this one, which all of them ask for; None on a rank that is not among them."""
+        if self.rank() not in ranks:
+            return None
+        self._splits += 1  # else a second group of the same ranks would meet the first one's word
+        name = names.get("group_name") or f"{self._name}:{self._splits}:{'-'.join(map(str, ranks))}"
+        store, world = dist.PrefixStore(f"{name}/", self._store), [self._ranks[rank] for rank in ranks]
+        part = Group(store, list(ranks).index(self.rank()), len(ranks), world, timeout or self._timeout)
+        part._set_group_name(name)
+        part._set_group_desc(names.get("group_desc") or "undefined")
+        return part
+
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         return self._post("send", tensors, peer, tag)
 
@@ -469,7 +470,7 @@ class Group(dist.ProcessGroup):
             return work
         memory = plans.Memory()
         part = memory.read(tensors[0]) if name == "send" else memory.write(tensors[0])
-        letter = Letter(peer, tag, part, time.monotonic() + self._timeout.total_seconds())
+        letter = Letter(peer, tag, part, self._timeout.total_seconds())
         letter.site = site
 
         def done(error: BaseException | None) -> None:

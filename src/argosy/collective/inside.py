@@ -63,12 +63,28 @@ class Inside:
                 return False
         return True
 
-    def ballot(self, words: Sequence[int]) -> Ballot:
-        """These words, ready for a vote."""
+    def agree(self, words: Sequence[int], timeout_s: float) -> list[int]:
+        """The smallest of each word over all ranks."""
         if self._ballot is None or len(self._ballot.words) != len(words):
             self._ballot = Ballot(len(words))
-        self._ballot.words[:] = words
-        return self._ballot
+        ballot = self._ballot
+        ballot.words[:] = words
+        if self.engine is None:
+            self.through_gloo(ballot.plan(), timeout_s)
+        else:
+            self.engine.run(ballot.wish, [ballot.part], [ballot.part], timeout_s)
+        return ballot.words.tolist()
+
+    def carry_out(self, plan: Plan, timeout_s: float, site: str) -> int:
+        """Returns who sent, where Gloo was asked to receive from anybody; else -1."""
+        if not self.takes(plan.tensors):
+            return self.through_gloo(plan, timeout_s)
+        assert self.engine is not None
+        for step in plan.prepare():
+            self.engine.run(step.wish, step.sends, step.receives, timeout_s, site)
+            step.finish()
+        plan.after()
+        return -1
 
     def postman(self) -> Postman:
         with self._lock:

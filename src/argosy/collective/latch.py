@@ -50,7 +50,7 @@ class Latch:
     def trip(self, loss: ArgosyError) -> None:
         """Keep the first loss, and break the waits of every group: the step cannot count any more."""
         if self.loss is None:
-            self.loss = loss
+            self.loss = loss.with_traceback(None)  # its frames would hold the engine that broke, and its memory
         for group in registry.groups():
             group.give_up(self.loss)
 

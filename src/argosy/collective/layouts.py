@@ -17,13 +17,21 @@ _NAMES = ("rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
 
 
 def models_of(group: Any) -> list[weakref.ref[Any]]:
-    """The DDP models of this process that use `group`: a walk over all objects, so not for every step."""
+    """The DDP models of this process that use `group`: a walk over all objects, so not for every step.
+
+    An object refers to its class, and the collector finds who does without touching the counts of all others, which
+    in a forked process would copy the pages of all modules.
+    """
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     if module is None:
         return []
-    kind = module.DistributedDataParallel
-    found = (each for each in gc.get_objects() if issubclass(type(each), kind))
+    kinds = _with_subclasses(module.DistributedDataParallel)
+    found = (each for each in gc.get_referrers(*kinds) if type(each) in kinds)
     return [weakref.ref(model) for model in found if model.__dict__.get("process_group") is group]
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    return [kind, *(each for below in kind.__subclasses__() for each in _with_subclasses(below))]
 
 
 def layout_of(models: Sequence[weakref.ref[Any]]) -> str:

@@ -1,7 +1,7 @@
 """Point-to-point messages of one group: a thread that never waits for one peer while another could go on.
 
-Each pair of ranks has a ring per direction in the receiver's region. A message is a header (tag, length) and its
-bytes. Messages of a pair arrive in order; one whose tag nobody waits for is kept aside on the heap.
+Each pair of ranks has a ring per direction in the receiver's region. A message is a header (tag, length, call site) and
+its bytes. Messages of a pair arrive in order; one whose tag nobody waits for is kept aside on the heap.
 """
 
 import atexit
@@ -13,18 +13,20 @@ from collections import deque
 from collections.abc import Callable
 
 from argosy.collective.engine import Engine
-from argosy.collective.segment import ABORT_DEADLINE, RING_HEADER
+from argosy.collective.segment import RING_HEADER
+from argosy.collective.wire import CollectiveMismatch
 from argosy.core import ArgosyError, DeadlinePassed
 
-_MESSAGE = struct.Struct("<qQ")
+_MESSAGE = struct.Struct("<qQ80s")
 _SLEEP_S = 0.02
 
 
 class Letter:
     """One send or receive: memory of the caller, and whom to tell. Peer -1 receives from anybody."""
 
-    def __init__(self, peer: int, tag: int, part: tuple[int, int], deadline: float) -> None:
-        self.peer, self.tag, self.deadline = peer, tag, deadline
+    def __init__(self, peer: int, tag: int, part: tuple[int, int], timeout_s: float) -> None:
+        self.peer, self.tag, self.timeout_s = peer, tag, timeout_s
+        self.deadline = time.monotonic() + timeout_s
         self.address, self.length = part
         self.moved = 0
         self.begun = False
@@ -82,9 +84,9 @@ class _Incoming:
     def __init__(self, ring: _Ring) -> None:
         self.ring = ring
         self.letter: Letter | None = None
-        self.tag, self.length, self.moved = 0, -1, 0
+        self.tag, self.length, self.moved, self.site = 0, -1, 0, ""
         self.aside: bytearray | None = None
-        self.kept: deque[tuple[int, bytearray]] = deque()
+        self.kept: deque[tuple[int, bytearray, str]] = deque()
 
 
 class Postman:
@@ -148,7 +150,8 @@ class Postman:
                 if not letter.begun:
                     if ring.room() < _MESSAGE.size:
                         break
-                    header = ctypes.create_string_buffer(_MESSAGE.pack(letter.tag, letter.length), _MESSAGE.size)
+                    words = _MESSAGE.pack(letter.tag, letter.length, letter.site.encode()[-80:])
+                    header = ctypes.create_string_buffer(words, _MESSAGE.size)
                     ring.write(ctypes.addressof(header), _MESSAGE.size)
                     letter.begun = moved = True
                 written = ring.write(letter.address + letter.moved, letter.length - letter.moved)
@@ -179,8 +182,8 @@ class Postman:
             if letter is None:
                 continue
             incoming.kept.remove(kept)
-            memory = kept[1]
-            error = self._fits(letter, sender, len(memory))
+            _, memory, site = kept
+            error = self._fits(letter, sender, len(memory), site)
             if error is None and memory:
                 ctypes.memmove(letter.address, (ctypes.c_char * len(memory)).from_buffer(memory), len(memory))
             letter.finish(error)
@@ -195,11 +198,12 @@ class Postman:
                 return False
             header = ctypes.create_string_buffer(_MESSAGE.size)
             ring.read(ctypes.addressof(header), _MESSAGE.size)
-            incoming.tag, incoming.length = _MESSAGE.unpack(header.raw)
+            incoming.tag, incoming.length, site = _MESSAGE.unpack(header.raw)
+            incoming.site = site.rstrip(b"\0").decode(errors="replace")
             incoming.moved, moved = 0, True
             incoming.letter = self._match(sender, incoming.tag)
             incoming.aside = None
-            if incoming.letter is None or self._fits(incoming.letter, sender, incoming.length) is not None:
+            if incoming.letter is None or incoming.letter.length != incoming.length:
                 incoming.aside = bytearray(incoming.length)
         count = incoming.length - incoming.moved
         if count:
@@ -221,9 +225,9 @@ class Postman:
         letter, incoming.letter = incoming.letter, None
         if letter is not None:
             letter.peer = sender
-            letter.finish(self._fits(letter, sender, incoming.length))
+            letter.finish(self._fits(letter, sender, incoming.length, incoming.site))
         elif incoming.aside is not None:
-            incoming.kept.append((incoming.tag, incoming.aside))
+            incoming.kept.append((incoming.tag, incoming.aside, incoming.site))
         incoming.length, incoming.aside = -1, None
 
     def _match(self, sender: int, tag: int) -> Letter | None:
@@ -234,20 +238,23 @@ class Postman:
                 return letter
         return None
 
-    def _fits(self, letter: Letter, sender: int, length: int) -> ArgosyError | None:
+    def _fits(self, letter: Letter, sender: int, length: int, site: str) -> ArgosyError | None:
         if letter.length == length:
             return None
-        return ArgosyError(f"rank {sender} sent {length} bytes, recv at {letter.site or '?'} expects {letter.length}")
+        sent = f"{self._engine.name_of(sender)} sent {length} bytes with tag {letter.tag} at {site or '?'}"
+        return CollectiveMismatch(f"{sent}, recv at {letter.site or '?'} expects {letter.length}")
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [letter for letter in self._waiting if letter.deadline < now]
-            late += [letter for letters in self._sends.values() for letter in letters if letter.deadline < now]
-        if late:
-            what = f"send or recv with rank {late[0].peer} at {late[0].site or '?'}"
-            error = self._engine.explain_deadline(what, 0.0)
-            self._engine.abort(str(error), ABORT_DEADLINE)
+            late = [("recv from", letter) for letter in self._waiting if letter.deadline < now]
+            sends = [letter for letters in self._sends.values() for letter in letters]
+            late += [("send to", letter) for letter in sends if letter.deadline < now]
+        for verb, letter in late:
+            peer = "any rank" if letter.peer < 0 else self._engine.last_of(letter.peer)
+            what = f"{verb} {peer} of {letter.length} bytes with tag {letter.tag} at {letter.site or '?'}"
+            error = self._engine.late(what, letter.timeout_s)
+            self._engine.abort_late(error)
             raise error
 
     def _fail_all(self, error: ArgosyError) -> None:

@@ -65,9 +65,16 @@ class Superseded(ArgosyError):
 
 
 def host_id() -> str:
-    """The same for processes that can open each other's files under /proc: one kernel, one pid namespace."""
+    """The same for processes that can open each other's files under /proc: one kernel, user, and set of namespaces."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.readlink('/proc/self/ns/pid')}:{os.getuid()}"
+    return f"{boot}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except FileNotFoundError:  # a kernel without such namespaces has one
+        return kind
 
 
 def meet(

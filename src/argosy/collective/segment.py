@@ -185,10 +185,16 @@ def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
 
     Raises:
         PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
+        ArgosyError: this process may not look into that one.
     """
     pid, fd, inode = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise ArgosyError(
+            f"rank 0's shared memory may not be opened: /proc/{pid}/fd/{fd}: {error.strerror}",
+            hint="let all ranks run as one user, with the same capabilities, and none of them set undumpable",
+        ) from error
     except OSError as error:  # also a socket or a directory that has the number now
         raise PeerLost("rank 0", "gone before its shared memory was opened") from error
     try:

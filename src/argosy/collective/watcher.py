@@ -71,20 +71,23 @@ class Watcher:
 
     def _run(self) -> None:
         while True:
-            for pidfd, _ in self._poll.poll():
-                ready = self._attended.get(pidfd)
-                if ready is not None:
-                    if not ready():
-                        self.neglect(pidfd, ready)
-                    continue
-                with self._lock:
-                    if pidfd not in self._watched:
-                        continue
-                    pid, askers = self._watched[pidfd]
-                    cause = how_it_ended(pid, pidfd)
-                    self._drop(pidfd, pid)
-                for told in askers.values():
-                    told(cause)
+            for fd, _ in self._poll.poll():
+                self._serve(fd)  # a frame of its own, which holds nobody that was told while this one waits
+
+    def _serve(self, fd: int) -> None:
+        ready = self._attended.get(fd)
+        if ready is not None:
+            if not ready():
+                self.neglect(fd, ready)
+            return
+        with self._lock:
+            if fd not in self._watched:
+                return
+            pid, askers = self._watched[fd]
+            cause = how_it_ended(pid, fd)
+            self._drop(fd, pid)
+        for told in askers.values():
+            told(cause)
 
 
 def how_it_ended(pid: int, pidfd: int) -> str:

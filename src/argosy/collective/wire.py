@@ -6,7 +6,7 @@ rank sends to and receives from each other follow it in shared memory; the engin
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 
 import msgspec
@@ -43,6 +43,7 @@ _OTHERS = (
 )
 _CODES = {dtype: code for code, dtype in enumerate(REDUCIBLE + _OTHERS)}
 _NAMES = [str(dtype).removeprefix("torch.") for dtype in REDUCIBLE + _OTHERS]
+_REDUCTIONS = ("sum", "average", "product", "minimum", "maximum", "and", "or", "xor")
 UNKNOWN_DTYPE = 255
 
 
@@ -82,9 +83,10 @@ class Wish(msgspec.Struct, frozen=True):
         return cls(kind, _text(name), dtype, reduction, root, number, _text(site))
 
     def __str__(self) -> str:
-        kind = f" of {_NAMES[self.dtype]}" if self.dtype < len(_NAMES) else ""
+        kind = f" of {_NAMES[self.dtype]}" if self.dtype < len(_NAMES) and self.name != "barrier" else ""
+        how = f" by {_REDUCTIONS[self.reduction]}" if 0 < self.reduction < len(_REDUCTIONS) else ""
         root = f" with root {self.root}" if self.root >= 0 else ""
-        return f"{self.name} #{self.number}{kind}{root}" + (f" at {self.site}" if self.site else "")
+        return f"{self.name} #{self.number}{kind}{how}{root}" + (f" at {self.site}" if self.site else "")
 
 
 def dtype_code(dtype: torch.dtype) -> int:
@@ -92,10 +94,10 @@ def dtype_code(dtype: torch.dtype) -> int:
     return _CODES.get(dtype, UNKNOWN_DTYPE)
 
 
-def explain(wishes: Sequence[Wish], lengths: Sequence[tuple[int, ...]]) -> str:
-    """Say which ranks wanted what, those that agree together."""
+def explain(wanted: Mapping[int, tuple[Wish, tuple[int, ...]]]) -> str:
+    """Say which ranks wanted what, with which lengths; those that agree together."""
     groups: dict[str, list[int]] = {}
-    for rank, (wish, sizes) in enumerate(zip(wishes, lengths, strict=True)):
+    for rank, (wish, sizes) in wanted.items():
         shape = "" if not any(sizes) else f", {_sizes(sizes)} bytes"
         groups.setdefault(f"{wish}{shape}", []).append(rank)
     said = [f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}: {what}" for what, ranks in groups.items()]

@@ -6,6 +6,7 @@ import tempfile
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -69,7 +70,14 @@ with tempfile.TemporaryDirectory() as directory:
     dcp.load({"model": other.state_dict()}, checkpoint_id=shared[0])
     for mine, read in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine.to_local(), read.to_local())
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id=shared[0] + "/later").result()
+    dcp.load({"model": other.state_dict()}, checkpoint_id=shared[0] + "/later")
     dist.barrier()
+whole = network(seed=rank)
+full = whole.state_dict() if rank == 0 else {}
+options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+set_model_state_dict(whole, full, options=options)
+print("from rank 0", sum(p.sum().item() for p in whole.parameters()))
 
 tp = parallelize_module(network(), flat, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 print("tp", *train(tp, 0))

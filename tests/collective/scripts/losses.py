@@ -10,7 +10,7 @@ import time
 from argosy.core import PeerLost
 
 apart, operation = round.startswith("apart "), round.removeprefix("apart ")
-if apart and rank > 0 and ctypes.CDLL(None).unshare(0x10000000):  # another user is another host
+if apart and rank == 0 and ctypes.CDLL(None).unshare(0x10000000):  # another user is another host
     print("skip"), sys.stdout.flush(), os._exit(0)
 world = form()
 victim = size - 1

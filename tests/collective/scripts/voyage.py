@@ -3,11 +3,13 @@
     python voyage.py WRAPPER:SIZE:SEED...
 
 Each seed says who dies where; seed 0 is the undisturbed voyage. For each it prints the digests of the final state,
-how many ranks were to die, how many were replaced, and `kept` if those that lived on kept pid and group object.
+how many ranks were to die, how many were replaced, and `kept` if those that lived on kept pid and group object and
+nobody kept the memory of an earlier generation.
 """
 
 import copy
 import faulthandler
+import gc
 import hashlib
 import os
 import pickle
@@ -45,12 +47,13 @@ class Fates:
         chance = random.Random(seed)
         victims = [0] if seed % 5 == 1 else chance.sample(range(size), chance.choice([1, 1, 2]) if size > 2 else 1)
         step, delay_s = chance.randrange(STEPS - 1), partial(chance.uniform, 0.0001, 0.004)
-        self.deaths = [Death(victim, 0, step, chance.choice(PLACES), delay_s()) for victim in victims if seed]
+        places = [PLACES[seed % len(PLACES)], chance.choice(PLACES)]  # a few seeds in a row see them all
+        self.deaths = [Death(victim, 0, step, places[i], delay_s()) for i, victim in enumerate(victims) if seed]
         if seed and seed % 3 != 1:  # and while they re-form: the newcomer, or one that has lived so far
             left = [rank for rank in range(size) if rank not in victims]
             newcomer = size == 2 or chance.random() < 0.5
             rank, life = (victims[0], 1) if newcomer else (chance.choice(left), 0)
-            self.deaths.append(Death(rank, life, None, chance.choice(LATER), delay_s()))
+            self.deaths.append(Death(rank, life, None, LATER[(seed + seed // 3) % len(LATER)], delay_s()))
 
     def meet(self, rank, life, place, step=None):
         for death in self.deaths:
@@ -209,6 +212,16 @@ class Sailor:
         return seen.hexdigest()
 
 
+def lets_go():
+    """Whether this process soon maps no segment but that of its one group, without the help of a collection."""
+    for _ in range(1000):  # a thread may be about to let go
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        if len({line.split()[4] for line in lines if "argosy-collective" in line}) == 1:
+            return True
+        time.sleep(0.005)
+    return False
+
+
 def rank_main(ship, rank, life):
     faulthandler.enable()
     store = open_client(ship.store)
@@ -225,7 +238,8 @@ def rank_main(ship, rank, life):
             sailor.heal(newcomer=False)
     used = sailor.model.process_group if ship.wrapper == "ddp" else sailor.model[0].weight.device_mesh.get_group()
     same = world is dist.group.WORLD is used
-    Path(ship.directory, f"end{rank}").write_text(f"{os.getpid()} {same} {' '.join(sorted(set(told)))}")
+    whole = same and lets_go()
+    Path(ship.directory, f"end{rank}").write_text(f"{os.getpid()} {whole} {' '.join(sorted(set(told)))}")
     store.set(f"end{rank}", "")
     for other in range(ship.size):
         store.wait([f"end{other}"])
@@ -299,7 +313,8 @@ class Supervisor:
 
 
 def main():
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # and nothing is computed here: autograd's threads do not start in forks of what did
+    gc.freeze()  # a collection in a rank would copy the pages of all modules
     port = open_store()
     for voyage in sys.argv[1:]:
         wrapper, size, seed = voyage.split(":")
