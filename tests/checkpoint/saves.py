@@ -7,8 +7,17 @@ import numpy as np
 from checkpoint.disk import CrashingDisk, MemoryFiles
 
 from argosy.checkpoint.arranging import arrange, copies, entry, make_index, shares
-from argosy.checkpoint.format import CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
-from argosy.checkpoint.operations import Operation, index_name, make_root, plan_rank, plan_root, segment_name
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
+from argosy.checkpoint.operations import (
+    Operation,
+    Segment,
+    index_name,
+    make_root,
+    plan_rest,
+    plan_root,
+    plan_start,
+    segment_name,
+)
 from argosy.checkpoint.reading import all_chunks, find_step
 from argosy.checkpoint.verifying import read_chunks
 from argosy.transfer import Member, Split, State, Unit, copy_boxes, sharded
@@ -33,7 +42,9 @@ def rank_plan(step: int, rank: int, attempt: str) -> tuple[list[Operation], byte
     sums = [sums_text(s) for s in copy_boxes(copies(found[0], half.ctypes.data, arena.ctypes.data))]
     draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=len(text))
     data = msgspec.json.encode(make_index(draft, [entry(found[0], f"{name}/{segment_name(rank)}", sums)]))
-    return plan_rank(name, rank, size, data), arena.tobytes(), data
+    # Pieces of a block: the second one is written while the snapshot is being made.
+    segment = Segment(f"{name}/{segment_name(rank)}", size, BLOCK)
+    return plan_start(segment) + plan_rest(segment, size, f"{name}/{index_name(rank)}", data), arena.tobytes(), data
 
 
 def save(step: int, attempt: str) -> tuple[list[list[Operation]], list[bytes], list[Operation]]:

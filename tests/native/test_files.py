@@ -55,7 +55,7 @@ def test_what_is_read_is_copied_and_summed(module: ModuleType, tmp_path: Path):
     again = np.frombuffer(data, np.uint8)
     base = again.ctypes.data
     wanted = [job(base + 4, 0, 4_000, 4), job(base + 4_004, 0, 90, 8), job(base + 16_384, 0, 1_000)]
-    assert answer[16:] == _reference.copy_digest(packed(*wanted), 1)
+    assert answer[16:] == _reference.copy_digest(packed(*wanted), 1, 0)
     assert short == struct.pack("<q", 20_000 - 16_384) + bytes(16)
 
 

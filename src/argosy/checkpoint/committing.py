@@ -2,9 +2,10 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -15,13 +16,17 @@ from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, 
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
+    Segment,
+    Slice,
+    Write,
     index_name,
     is_under_way,
     make_root,
     plan_deletions,
-    plan_rank,
+    plan_rest,
     plan_root,
     plan_small,
+    plan_start,
     segment_name,
 )
 from argosy.checkpoint.owner import Owner, release, take
@@ -34,6 +39,18 @@ from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 RETRY_AFTER_S = (0.2, 1.0, 5.0)
 RANKS_TIMEOUT_S = 600.0
 PINS = "pins.json"
+
+
+class Filling(Protocol):
+    """A snapshot that is being made."""
+
+    def until(self, end: int) -> None:
+        """Return when the first `end` bytes of its arena are copied; raises what went wrong, if it did."""
+        ...
+
+    def entries(self) -> list[Entry]:
+        """All its boxes with their sums, when it is whole; raises what went wrong, if it did."""
+        ...
 
 
 class Committer:
@@ -50,19 +67,21 @@ class Committer:
         self._previous: dict[tuple[str, str], Entry] = {}
         self._pending = self._committed = ""
 
-    def commit(self, draft: Draft, arena: memoryview) -> None:
-        """Make a snapshot durable.
+    def commit(self, draft: Draft, arena: memoryview, filling: Filling | None = None) -> None:
+        """Make a snapshot durable; its writing begins while it is still being copied, if it is (`filling`).
 
         Raises:
+            TornSnapshot: it did not become whole.
             OSError: the disk refused again and again.
             PeerLost: another rank could not write its part.
             DeadlinePassed: another rank did not come.
         """
         self._pending = draft.name
-        entries, size = self._changed(draft, arena)
+        written: list[Entry] = []
         for attempt in range(len(self.retry_after_s) + 1):
+            path = f"{draft.name}/{segment_name(self.rank, attempt)}"
             try:
-                entries = self._write_rank(draft, arena, entries, size, attempt)
+                self.store.perform(self._operations(path, draft, arena, filling, written), arena, self.before)
                 break
             except OSError as error:
                 if attempt == len(self.retry_after_s):
@@ -70,6 +89,9 @@ class Committer:
                     raise
                 self.say(f"step {draft.step}: {error}; trying again in {self.retry_after_s[attempt]:g} s")
                 time.sleep(self.retry_after_s[attempt])
+            except BaseException as error:
+                self.discard(path, draft.name, str(error))
+                raise
         if self.rank == 0:
             try:
                 self._write_root(draft)
@@ -79,7 +101,30 @@ class Committer:
         else:
             self._await_root(draft)
         self._pending, self._committed = "", draft.name
-        self._previous = {(each.name, str(each.box)): each for each in entries}
+        self._previous = {(each.name, str(each.box)): each for each in written}
+
+    def _operations(
+        self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, written: list[Entry]
+    ) -> Iterator[Operation]:
+        """The plan of this rank, as far as it is known: each write when its bytes are there. Fills `written`."""
+        segment = Segment(path, self._sure(draft) if filling else 0)
+        for operation in plan_start(segment):
+            if filling and isinstance(operation, Write) and isinstance(operation.data, Slice):
+                filling.until(operation.data.start + operation.data.length)
+            yield operation
+        if filling:
+            draft = msgspec.structs.replace(draft, entries=filling.entries())
+        entries, size = self._changed(draft, arena)
+        own = f"{draft.name}/"
+        written[:] = [
+            msgspec.structs.replace(each, file=path) if each.file.startswith(own) else each for each in entries
+        ]
+        index = msgspec.json.encode(make_index(draft, written))
+        yield from plan_rest(segment, size, f"{draft.name}/{index_name(self.rank)}", index)
+
+    def _sure(self, draft: Draft) -> int:
+        """How much of the arena is written whatever it will hold: the tail may turn out to be known already."""
+        return draft.border if self._previous else draft.bytes
 
     def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
         """The entries of the index, some of them in older files, and how much of the arena to write."""
@@ -104,18 +149,6 @@ class Committer:
             return all(self.store.files.size(file) for file in older)
         except OSError:
             return False
-
-    def _write_rank(
-        self, draft: Draft, arena: memoryview, entries: list[Entry], size: int, attempt: int
-    ) -> list[Entry]:
-        file = f"{draft.name}/{segment_name(self.rank, attempt)}"
-        named = [
-            msgspec.structs.replace(each, file=file) if each.file.startswith(f"{draft.name}/") else each
-            for each in entries
-        ]
-        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(make_index(draft, named)), attempt)
-        self.store.perform(operations, arena, self.before)
-        return named
 
     def _write_root(self, draft: Draft) -> None:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]
@@ -177,6 +210,12 @@ class Committer:
         """Tell the other ranks not to wait."""
         with suppress(OSError):
             self.store.put(f"{name}/rank-{self.rank:05d}.failed", reason.encode())
+
+    def discard(self, path: str, name: str, reason: str) -> None:
+        """Remove what was written of a snapshot that did not become whole, and tell the other ranks."""
+        with suppress(OSError):
+            self.store.delete(path)
+        self.give_up(name, reason)
 
     def pin(self, step: int, *, keep: bool) -> None:
         """Remember durably that a step is kept, or no longer."""

@@ -30,6 +30,8 @@ from argosy.checkpoint.operations import (
 )
 
 WRITERS = 4
+BATCH = 4 * WRITERS
+"""Writes that are collected before they go out: the operations behind them may not be known yet."""
 
 
 class Files(Protocol):
@@ -129,7 +131,7 @@ class Disk:
         self._files: dict[str, tuple[int, int]] = {}
 
     def perform(self, operations: Iterable[Operation], before: Callable[[Operation], None] | None = None) -> None:
-        """Perform in order; writes of the arena that follow each other go out side by side.
+        """Perform in order, each when it is known; writes of the arena that follow each other go out side by side.
 
         Raises:
             OSError: what was performed stays; nothing after it was begun.
@@ -141,6 +143,8 @@ class Disk:
                     before(operation)
                 if isinstance(operation, Write) and isinstance(operation.data, Slice):
                     batch.append(operation)
+                    if len(batch) == BATCH:
+                        self._flush(batch)
                     continue
                 self._flush(batch)
                 self._perform(operation)

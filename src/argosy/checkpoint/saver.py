@@ -16,8 +16,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-import msgspec
-
 from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
@@ -169,8 +167,9 @@ class Saver:
             )
         found = shares(described, roles)
         text, border, size = arrange(found, self._habits.quiet(found))
-        snapshot = Snapshot(found, self._writer.lend(size), text, sample=self._sample)
         handle = Handle(step)
+        arena = self._writer.lend(size)
+        snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
         self._fence(described, snapshot)
         self._count += 1
         draft = Draft(
@@ -188,7 +187,7 @@ class Saver:
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        self._jobs.put(_Job(draft, snapshot, handle))
+        self._jobs.put(_Job(draft, snapshot, handle, self._habits))
         self._pace.saved(step)
         self._pace.lost(time.monotonic() - begun)
         return handle
@@ -280,24 +279,9 @@ class Saver:
         self.close()
 
     def _work(self) -> None:
-        """The saver's thread: each snapshot, when it is whole, goes to the writer."""
+        """The saver's thread: one save after the other goes to the writer."""
         while (job := self._jobs.get()) is not None:
-            try:
-                entries = job.entries()
-                job.snapshot.arena.finish()
-            except BaseException as error:  # Training goes on; whoever waits is told.
-                job.handle.copied.set_exception(error)
-                self._writer.abandon(job.draft.name, job.snapshot.arena, str(error))
-                self._end(job, error)
-                continue
-            job.handle.copied.set_result(None)
-            self._habits.learn(entries)
-            draft = msgspec.structs.replace(job.draft, entries=entries)
-            try:
-                self._writer.submit(draft, job.snapshot.arena, partial(self._end, job))
-            except (TypeError, ValueError) as error:  # A value that JSON cannot say.
-                self._writer.abandon(draft.name, job.snapshot.arena, str(error))
-                self._end(job, error)
+            self._writer.submit(job.draft, job, partial(self._end, job))
 
     def _end(self, job: "_Job", error: BaseException | None) -> None:
         if error is None:
@@ -308,19 +292,29 @@ class Saver:
         job.handle.durable.set_exception(error)
 
 
-class _Job(NamedTuple):
-    draft: Draft
-    snapshot: Snapshot
-    handle: Handle
+def _tell(copied: "Future[None]", error: BaseException | None) -> None:
+    if error is None:
+        copied.set_result(None)
+    else:
+        copied.set_exception(error)
+
+
+class _Job:
+    """A save under way, as its writer sees it."""
+
+    def __init__(self, draft: Draft, snapshot: Snapshot, handle: Handle, habits: Habits) -> None:
+        self.draft, self.handle, self.arena, self.until = draft, handle, snapshot.arena, snapshot.until
+        self._snapshot, self._habits = snapshot, habits
+        self._entries: list[Entry] | None = None
 
     def entries(self) -> list[Entry]:
         """Wait for the copy; the boxes of this rank with their sums."""
-        self.snapshot.wait()
-        if self.snapshot.error is not None:
-            raise self.snapshot.error
-        file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
-        pairs = zip(self.snapshot.shares, self.snapshot.sums(), strict=True)
-        return [entry(share, file, sums) for share, sums in pairs]
+        if self._entries is None:
+            file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
+            pairs = zip(self._snapshot.shares, self._snapshot.sums(), strict=True)
+            self._entries = [entry(share, file, sums) for share, sums in pairs]
+            self._habits.learn(self._entries)
+        return self._entries
 
 
 def said(state: State) -> dict[str, Any]:

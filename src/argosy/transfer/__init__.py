@@ -4,7 +4,19 @@ from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
-from argosy.transfer.copying import ZERO, Copy, Spot, Sums, add, copy_boxes, finish, records_of, spot, sums_of
+from argosy.transfer.copying import (
+    ZERO,
+    Copy,
+    Progress,
+    Spot,
+    Sums,
+    add,
+    copy_boxes,
+    finish,
+    records_of,
+    spot,
+    sums_of,
+)
 from argosy.transfer.layout import (
     Layout,
     Piece,
@@ -81,6 +93,7 @@ __all__ = [
     "Piece",
     "Placement",
     "Plan",
+    "Progress",
     "Range",
     "Remap",
     "Renamed",

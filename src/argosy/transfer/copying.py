@@ -5,9 +5,11 @@ D2  A sum alone says nothing of zeros or of the shape; `finish` binds name, dtyp
 The digest finds accidents, not attackers: it is not cryptographic.
 """
 
+import ctypes
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +44,31 @@ def spot(address: int, itemsize: int, strides: Sequence[int], inside: Sequence[i
     return Spot(address + itemsize * sum(i * s for i, s in zip(inside, strides, strict=True)), tuple(strides))
 
 
-def copy_boxes(copies: Iterable[Copy], threads: int = 1) -> list[Sums]:
+class Progress:
+    """How far `copy_boxes` is, for another thread to look at; with one thread copies are made in their order."""
+
+    def __init__(self) -> None:
+        self._records = ctypes.c_uint64()
+        self._ends: list[int] = []
+
+    def begin(self, counts: Iterable[int]) -> int:
+        """So many records has each copy; returns where native code counts those that are complete."""
+        self._ends = list(accumulate(counts))
+        return ctypes.addressof(self._records)
+
+    @property
+    def copies(self) -> int:
+        """How many, from the first on, are complete."""
+        return bisect_right(self._ends, self._records.value)
+
+
+def copy_boxes(copies: Iterable[Copy], threads: int = 1, progress: Progress | None = None) -> list[Sums]:
     """Perform the copies; returns the sums of each. The GIL is released while bytes move.
 
     The caller keeps the memory alive and lets no two copies write the same cells.
     """
     table, counts = records_of(copies)
-    return sums_of(native.copy_digest(table, threads), counts)
+    return sums_of(native.copy_digest(table, threads, progress.begin(counts) if progress else 0), counts)
 
 
 def records_of(copies: Iterable[Copy]) -> tuple[bytes, list[int]]:

@@ -42,7 +42,7 @@ from argosy.checkpoint.keeper.messages import (
 )
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.stores import is_url
-from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done
+from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, Snapshotting
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
 
@@ -291,7 +291,16 @@ class KeptWriter:
             return fitting[0]
         return Arena(size)
 
-    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+    def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
+        arena = filling.arena
+        try:
+            draft = msgspec.structs.replace(draft, entries=filling.entries())
+            data = msgspec.json.encode(draft)
+        except Exception as error:
+            self._abandon(draft.name, arena, str(error))
+            done(error)
+            return
+        arena.finish()
         submitted = _Submitted(draft, arena, done)
         with self._changed:
             link = self._link
@@ -303,7 +312,6 @@ class KeptWriter:
             if not arena.slot:
                 self._own.append(arena)
             return
-        data = msgspec.json.encode(draft)
         filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
         fd = memory_of(data)
         # If it is lost, the listening thread finds the same, and commits it here.
@@ -311,7 +319,8 @@ class KeptWriter:
             link.send(filled, [fd])
         os.close(fd)
 
-    def abandon(self, name: str, arena: Arena, reason: str) -> None:
+    def _abandon(self, name: str, arena: Arena, reason: str) -> None:
+        """Take an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
         link = self._link
         if not arena.slot:
             self._own.append(arena)
