@@ -39,8 +39,8 @@ fn pidfd_exit_status(py: Python<'_>, pidfd: i32) -> PyResult<Option<i32>> {
 /// Copy strided boxes between addresses and return the digest sums of each: 16 bytes per record of `table`.
 ///
 /// A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
-/// then three strides each of source, destination and logical position. The caller keeps the memory alive. If `progress`
-/// is an address, the number of complete records is kept there (uint64): one thread performs them in their order.
+/// then three strides each of source, destination and logical position. The caller keeps the memory alive.
+/// If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
 #[pyfunction]
 fn copy_digest<'py>(
     py: Python<'py>,

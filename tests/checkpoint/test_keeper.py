@@ -5,6 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,48 @@ def test_a_killed_keeper_costs_no_save(run: Run):
         assert restore(run.directory, step=3).source == "disk"
         assert np.array_equal(restore(run.directory, step=4).tensors["a"].numpy(), np.arange(1000) + 1)
     assert any("is written by its ranks" in line for line in said)
+
+
+def test_k2_a_stopped_keeper_holds_training_up_once_and_is_joined_again_when_it_answers(run: Run):
+    said: list[str] = []
+    with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping(), say=said.append) as saver:
+        saver._writer._tried_at = float("-inf")  # It may be looked for at once.
+        state = {"a": np.arange(100_000)}
+        saver.save(state, 1).wait(30)
+        (keeper,) = run.keepers()
+        keeper.suspend()
+        for step in (2, 3, 4):
+            state["a"] += 1
+            saver.save(state, step).wait(30)
+        assert sum("does not answer" in line and "stopped" in line for line in said) == 1
+        found = restore(run.directory)
+        assert (found.step, found.source) == (4, "disk")
+        assert any("an answer from the keeper of this host" in line for line in found.skipped)
+        keeper.resume()
+        steps = count(5)
+
+        def kept() -> bool:
+            step = next(steps)
+            state["a"] += 1
+            saver.save(state, step).wait(30)
+            return restore(run.directory).source == "the keeper of this host"
+
+        saver._writer._tried_at = float("-inf")
+        wait_for(kept, "the keeper again")
+        assert np.array_equal(restore(run.directory).tensors["a"].numpy(), state["a"])
+        assert restore(run.directory, step=1).step == 1
+
+
+def test_new_ranks_beside_a_stopped_keeper_are_told_who_holds_the_directory(run: Run):
+    said: list[str] = []
+    with Saver(run.directory, keeping=run.keeping()) as saver:
+        saver.save({"a": np.arange(10)}, 1).wait(30)
+        (keeper,) = run.keepers()
+        keeper.suspend()
+        with pytest.raises(DirectoryInUse, match=f"{keeper.pid}"):
+            Saver(run.directory, keeping=run.keeping(), say=said.append)
+        assert "it does not answer" in said[0]
+        keeper.resume()
 
 
 def test_kept_by_the_peer_when_the_keeper_dies_too(run: Run):
@@ -224,7 +267,7 @@ def test_nothing_is_left_behind(run: Run):
     assert len(os.listdir("/proc/self/fd")) <= before
     # Arenas have no names: they are gone with the processes that hold them, and those end with the run.
     assert "argosy-arena" not in Path("/proc/self/maps").read_text()
-    assert not (run.directory / "checkpoints/owner.json").exists()
+    wait_for(lambda: not (run.directory / "checkpoints/owner.json").exists(), "the directory let go")
 
 
 KB = 1000

@@ -27,7 +27,9 @@ class Arena:
             with suppress(OSError, AttributeError):  # A disk takes large pages at up to three times the speed.
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         else:
-            self.map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            # Whom it was lent touches it all at once; the keeper, which has others to answer, when it is read.
+            populate = getattr(mmap, "MAP_POPULATE", 0) if slot else 0
+            self.map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | populate)
         self.size = len(self.map) - BLOCK
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 

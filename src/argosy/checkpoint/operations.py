@@ -112,7 +112,7 @@ def blocks(size: int) -> int:
 
 def plan_start(segment: Segment) -> list[Operation]:
     """What a rank can do of a save before its snapshot is whole."""
-    begun = [Mkdir(segment.path.partition("/")[0])]
+    begun: list[Operation] = [Mkdir(segment.path.partition("/")[0])]
     if not segment.early:
         return begun
     writes = segment.writes(segment.piece, segment.early)
