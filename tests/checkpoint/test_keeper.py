@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint.keepers import Run, a_run, flip, holdings, is_saved, read_until, wait_for
+from checkpoint.keepers import Run, a_run, flip, holdings, wait_for
+from checkpoint.trainings import is_saved
 
 from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Overtaken, Saver, list_steps, restore
 from argosy.checkpoint.arena import Arena
@@ -21,11 +22,9 @@ def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
     store = f"{run.directory}.store"
     ranks = [run.train(RANK=str(r), WORLD_SIZE="2", RENDEZVOUS=store) for r in (0, 1)]
     for process in ranks:
-        read_until(process, "copied", 4)
+        process.until("copied", 4)
     for process in ranks:
         process.kill()
-        process.wait()
-        process.stdout.close()
     found = restore(run.directory)
     assert found.step >= 3
     assert is_saved(found, found.step)
@@ -34,15 +33,15 @@ def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
     assert str(found).endswith("s, verified")
     # As many ranks as one likes go on from there.
     with run.train() as again:
-        step, *source = read_until(again, "begun")
-        assert " ".join(source) == "the keeper of this host"
-        assert int(step) >= found.step
+        step, *source = again.until("begun")
+        assert source == ["the keeper of this host"]
+        assert step >= found.step
         again.kill()
 
 
 def test_the_keeper_writes_what_dead_ranks_left(run: Run):
     with run.train() as process:
-        read_until(process, "copied", 2)
+        process.until("copied", 2)
         process.kill()
     held = restore(run.directory).step
     wait_for(lambda: any(each.step == held for each in list_steps(run.directory)), "its newest snapshot on disk")
@@ -115,7 +114,7 @@ def test_new_ranks_beside_a_stopped_keeper_are_told_who_holds_the_directory(run:
 
 def test_kept_by_the_peer_when_the_keeper_dies_too(run: Run):
     with run.train(peer=True) as process:
-        read_until(process, "durable", 3)
+        process.until("durable", 3)
         (peer,) = run.keepers("peer")
         wait_for(lambda: holdings(run, "peer"), "a shipment")
         (keeper,) = run.keepers("sock")

@@ -37,7 +37,7 @@ from argosy.checkpoint.keeper.messages import (
     Welcome,
     keeper_decoder,
 )
-from argosy.checkpoint.keeper.starting import ensure
+from argosy.checkpoint.keeper.starting import START_S, ensure
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.stores import is_url
 from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, Snapshotting
@@ -47,7 +47,7 @@ from argosy.fabric import Link, connect, here
 CLOSE_S = 5.0
 AGAIN_S = 5.0
 """After a keeper could not be had, the next try."""
-HELLO_S = 10.0
+HELLO_S = 5.0
 ASK_S = 1.0
 """Who waits for a keeper that has said nothing for so long asks it for a word."""
 SILENT_S = 3.0
@@ -125,7 +125,7 @@ class KeptWriter:
         link = connect(self._path, keeper_decoder, "the keeper")
         link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
         try:
-            answer, _ = link.wait(HELLO_S)
+            answer, _ = link.wait(START_S if is_url(self._place) else HELLO_S)
         except DeadlinePassed:
             link.close()
             raise PeerLost("the keeper", f"it does not answer, is it stopped? ({self._path})") from None

@@ -14,7 +14,7 @@ from argosy.checkpoint.reading import Candidate, Step
 from argosy.core import PeerLost
 from argosy.fabric import Link, connect
 
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 """A keeper answers at once, if it is not stopped."""
 IN_MEMORY = 2.0**62
 
