@@ -28,6 +28,7 @@ from argosy.checkpoint.operations import (
     Unlink,
     Write,
 )
+from argosy.fabric import sync_directory
 
 WRITERS = 4
 BATCH = 4 * WRITERS
@@ -202,11 +203,3 @@ class Disk:
                     (at / path).rmdir()
             case Ack():
                 pass
-
-
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

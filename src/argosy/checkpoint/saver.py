@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
-from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session
+from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.operations import segment_name
@@ -159,17 +159,19 @@ class Saver:
         if self._closed:
             raise ConfigError("this saver is closed")
         begun = time.monotonic()
-        described = as_state(state)
+        with without_collection():
+            described = as_state(state)
+            found = shares(described, roles)
+            text, border, size = arrange(found, self._habits.quiet(found))
         if (described.rank, described.size) != (self.rank, self.size):
             raise ConfigError(
                 f"the state is of rank {described.rank} of {described.size}, the saver of {self.rank} of {self.size}",
                 hint="make the Saver after init_process_group",
             )
-        found = shares(described, roles)
-        text, border, size = arrange(found, self._habits.quiet(found))
         handle = Handle(step)
         arena = self._writer.lend(size)
-        snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
+        with without_collection():
+            snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
         self._fence(described, snapshot)
         self._count += 1
         draft = Draft(
@@ -311,9 +313,10 @@ class _Job:
         """Wait for the copy; the boxes of this rank with their sums."""
         if self._entries is None:
             file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
-            pairs = zip(self._snapshot.shares, self._snapshot.sums(), strict=True)
-            self._entries = [entry(share, file, sums) for share, sums in pairs]
-            self._habits.learn(self._entries)
+            sums = self._snapshot.sums()
+            with without_collection():
+                self._entries = [entry(*each, file) for each in zip(self._snapshot.shares, sums, strict=True)]
+                self._habits.learn(self._entries)
         return self._entries
 
 

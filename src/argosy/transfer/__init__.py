@@ -13,9 +13,8 @@ from argosy.transfer.copying import (
     add,
     copy_boxes,
     finish,
-    records_of,
+    rows_of,
     spot,
-    sums_of,
 )
 from argosy.transfer.layout import (
     Layout,
@@ -129,15 +128,14 @@ __all__ = [
     "move",
     "overlaps",
     "parts_by_source",
-    "records_of",
     "replicated",
     "reshard",
     "role_of",
+    "rows_of",
     "seen_from_source",
     "sharded",
     "spot",
     "strides_of",
-    "sums_of",
     "torch_dtypes",
     "whole",
 ]

@@ -67,23 +67,14 @@ def copy_boxes(copies: Iterable[Copy], threads: int = 1, progress: Progress | No
 
     The caller keeps the memory alive and lets no two copies write the same cells.
     """
-    table, counts = records_of(copies)
-    return sums_of(native.copy_digest(table, threads, progress.begin(counts) if progress else 0), counts)
-
-
-def records_of(copies: Iterable[Copy]) -> tuple[bytes, list[int]]:
-    """The table that native code performs, and how many of its records each copy has."""
     rows: list[tuple[int, ...]] = []
     counts: list[int] = []
     for copy in copies:
         before = len(rows)
-        rows += _records(copy)
+        rows += rows_of(copy)
         counts.append(len(rows) - before)
-    return np.array(rows, "<i8").tobytes(), counts
-
-
-def sums_of(answers: bytes, counts: Sequence[int]) -> list[Sums]:
-    """The sums of each copy, from those of its records."""
+    table = np.array(rows, "<i8").tobytes()
+    answers = native.copy_digest(table, threads, progress.begin(counts) if progress else 0)
     found: list[list[int]] = np.frombuffer(answers, "<u8").reshape(-1, 2).tolist()
     sums: list[Sums] = []
     position = 0
@@ -96,8 +87,8 @@ def sums_of(answers: bytes, counts: Sequence[int]) -> list[Sums]:
     return sums
 
 
-def _records(copy: Copy) -> list[tuple[int, ...]]:
-    """The strided copy as records of three loops around a contiguous run."""
+def rows_of(copy: Copy) -> list[tuple[int, ...]]:
+    """The strided copy as rows of native code's table: three loops around a contiguous run."""
     if not copy.box.cells:
         return []
     size = copy.itemsize
