@@ -121,7 +121,7 @@ def allocate(fd: int, length: int) -> None:
 
 def aligned(size: int) -> mmap.mmap:
     """A buffer that O_DIRECT takes, rounded up to whole blocks."""
-    return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK))
+    return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Disk:

@@ -172,7 +172,6 @@ class Saver:
         arena = self._writer.lend(size)
         with without_collection():
             snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
-        self._fence(described, snapshot)
         self._count += 1
         draft = Draft(
             step=step,
@@ -190,6 +189,7 @@ class Saver:
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
         self._jobs.put(_Job(draft, snapshot, handle, self._habits))
+        self._fence(described, snapshot)
         self._pace.saved(step)
         self._pace.lost(time.monotonic() - begun)
         return handle

@@ -16,7 +16,7 @@ from argosy._select import native
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import BLOCK, CorruptShard, Entry
 from argosy.checkpoint.reading import Chunk
-from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Copy, Spot, rows_of, strides_of
+from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Copy, Spot, rows_of, spot, strides_of
 
 READERS = 4
 BATCH = 2048
@@ -112,10 +112,18 @@ class Batch:
 def _made(chunk: Chunk, at: int, sink: Sink | None) -> tuple[list[Copy], bool]:
     """The copies for a chunk at an address, and whether their sums together are the chunk's."""
     entry, box, _, _ = chunk
+    size, strides = DTYPES[entry.dtype], strides_of(box.shape)
     made = list(sink(entry, box, at)) if sink else []
-    if made and sum(copy.box.cells for copy in made) == box.cells:
-        return made, True  # Copied and summed in one pass.
-    return [Copy(box, entry.shape, DTYPES[entry.dtype], Spot(at, strides_of(box.shape))), *made], False
+    rest = [box]
+    for copy in made:
+        rest = [part for old in rest for part in old - copy.box]
+    if sum(copy.box.cells for copy in made) + sum(part.cells for part in rest) > box.cells:
+        # Some cells go to several places, so their sums do not add up: all are summed apart.
+        return [Copy(box, entry.shape, size, Spot(at, strides)), *made], False
+    for part in rest:  # What is not needed here is summed only.
+        inside = [a - b for a, b in zip(part.start, box.start, strict=True)]
+        made.append(Copy(part, entry.shape, size, spot(at, size, strides, inside)))
+    return made, True
 
 
 class Reading:
