@@ -83,15 +83,14 @@ class Committer:
             try:
                 self.store.perform(self._operations(path, draft, arena, filling, written), arena, self.before)
                 break
-            except OSError as error:
-                if attempt == len(self.retry_after_s):
+            except BaseException as error:
+                self._remove(path)
+                if not isinstance(error, OSError) or attempt == len(self.retry_after_s):
                     self.give_up(draft.name, str(error))
                     raise
-                self.say(f"step {draft.step}: {error}; trying again in {self.retry_after_s[attempt]:g} s")
-                time.sleep(self.retry_after_s[attempt])
-            except BaseException as error:
-                self.discard(path, draft.name, str(error))
-                raise
+                again_s = self.retry_after_s[attempt]
+                self.say(f"step {draft.step} in {self.store.name}: {error}; trying again in {again_s:g} s")
+                time.sleep(again_s)
         if self.rank == 0:
             try:
                 self._write_root(draft)
@@ -121,6 +120,13 @@ class Committer:
         ]
         index = msgspec.json.encode(make_index(draft, written))
         yield from plan_rest(segment, size, f"{draft.name}/{index_name(self.rank)}", index)
+
+    def _remove(self, path: str) -> None:
+        """Give back the room of what was written in vain; if its index is there already, somebody may rely on it."""
+        with suppress(OSError):
+            directory = path.partition("/")[0]
+            if index_name(self.rank) not in self.store.files.listdir(directory):
+                self.store.delete(path)
 
     def _sure(self, draft: Draft) -> int:
         """How much of the arena is written whatever it will hold: the tail may turn out to be known already."""
@@ -210,12 +216,6 @@ class Committer:
         """Tell the other ranks not to wait."""
         with suppress(OSError):
             self.store.put(f"{name}/rank-{self.rank:05d}.failed", reason.encode())
-
-    def discard(self, path: str, name: str, reason: str) -> None:
-        """Remove what was written of a snapshot that did not become whole, and tell the other ranks."""
-        with suppress(OSError):
-            self.store.delete(path)
-        self.give_up(name, reason)
 
     def pin(self, step: int, *, keep: bool) -> None:
         """Remember durably that a step is kept, or no longer."""
