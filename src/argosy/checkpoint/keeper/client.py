@@ -193,13 +193,14 @@ class KeptWriter:
         if submitted is not None:
             submitted.done(error)
 
-    def _commit_here(self, submitted: _Submitted, why: str) -> None:
+    def _commit_here(self, submitted: _Submitted, why: str = "") -> None:
         """Without the keeper: commit from this process, under a name that the keeper did not use."""
         draft = submitted.draft
         if self._is_committed(draft):
             submitted.done(None)
             return
-        self.committer.say(f"step {draft.step} is written by its ranks: {why}")
+        if why:
+            self.committer.say(f"step {draft.step} is written by its ranks: {why}")
         name = f"{draft.name}0f"
         entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
         try:
@@ -290,7 +291,7 @@ class KeptWriter:
             if link is not None:
                 self._submitted[draft.name] = submitted
         if link is None:
-            self._commit_here(submitted, "its snapshot is not in the keeper")
+            self._commit_here(submitted)  # That there is no keeper, or no memory in it, was said.
             self._take_back(arena)
             return
         filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
