@@ -319,6 +319,37 @@ def test_writing_begins_during_the_copy_and_what_was_written_of_a_torn_snapshot_
         restore(tmp_path)
 
 
+def test_memory_is_used_again_only_when_nothing_is_copied_into_it_any_more(tmp_path: Path):
+    """The disk fails at once, the copy goes on: the next save must not get memory that is still written to."""
+    from argosy.checkpoint.arena import Arena
+    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.format import Draft
+    from argosy.checkpoint.stores import open_store
+    from argosy.checkpoint.writing import OwnWriter
+
+    committer = Committer(open_store(tmp_path / "run", new=True), 0, 1, (KeepLast(1),), lambda _: None)
+    committer.retry_after_s = ()
+    writer = OwnWriter(committer, None)
+    (tmp_path / "run").touch()  # Where a directory should be.
+    seen: list[object] = []
+
+    class Filling:
+        arena = Arena(100)
+
+        def until(self, end: int) -> None: ...
+
+        def entries(self) -> list[Entry]:
+            seen.append("copied")
+            return []
+
+    draft = Draft(step=1, name="step-000000000001-aa", rank=0, size=1, entries=[], border=100, bytes=100, room=4096)
+    writer.submit(draft, Filling(), seen.append)
+    assert seen[0] == "copied"
+    assert isinstance(seen[1], OSError)
+    assert writer.lend(100) is Filling.arena
+    writer.close()
+
+
 def test_the_next_step_waits_for_the_copy(tmp_path: Path):
     state = trained(1)
     with saver(tmp_path) as keeper:

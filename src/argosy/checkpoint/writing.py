@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from argosy.checkpoint.arena import Arena
@@ -66,15 +67,17 @@ class OwnWriter:
         return arena
 
     def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
+        failure: BaseException | None = None
         try:
             self.committer.commit(draft, filling.arena.view, filling)
         except BaseException as error:
-            done(error)
-        else:
-            done(None)
+            failure = error
+            with suppress(Exception):
+                filling.entries()  # It may still be copied into its memory.
+        self._arenas.put(filling.arena)
+        done(failure)
+        if failure is None:
             self.committer.tidy()
-        finally:
-            self._arenas.put(filling.arena)
 
     def let_go(self) -> None:
         self.committer.let_go()
