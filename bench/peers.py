@@ -63,6 +63,15 @@ PEERS = {
             shares_torch=True,
         ),
         Peer(
+            name="lightning",
+            steps=(
+                ("--no-deps", "lightning==2.6.6", "torchmetrics", "lightning-utilities"),
+                ("tqdm", "PyYAML", "packaging"),
+            ),
+            download="about 10 MB",
+            shares_torch=True,
+        ),
+        Peer(
             name="loaders",
             steps=(("--no-deps", "torchdata==0.11.0"), ("grain==0.2.18", "pyarrow==26.0.1")),
             download="about 150 MB",

@@ -2,8 +2,9 @@
 
     python bench/train.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
 
-Four ranks train the model of examples/gpt.py; the bench kills them. torchrun's script saves with DCP every 10 steps;
-torchft's replicas are started again at once by a shell. torchft: `python bench/peers.py --setup torchft`.
+Four ranks train the model of examples/gpt.py; the bench kills them. torchrun's script saves with DCP every 10 steps,
+Lightning's, which torchrun starts too, with a ModelCheckpoint; torchft's replicas are started again at once by a shell.
+The last two: `python bench/peers.py --setup lightning torchft`.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from voyages import (
     Voyage,
     argosy_voyage,
     kill_in_turn,
+    lightning_voyage,
     open_stage,
     torchft_voyage,
     torchrun_voyage,
@@ -34,8 +36,8 @@ SAVE_EVERY = 10
 ARGOSY = ("argosy DDP", "argosy FSDP2")
 ALLOWED_STEPS = 4
 """For which a kill may cost no more than a second beyond."""
-DEAR = {"torchrun": 1, "torchft": 1}
-"""How often those at their defaults take part: most tries are lost, or take a minute."""
+DEAR = {"torchrun": 1, "torchft": 1, "lightning": 2}
+"""How often these take part: most tries of those at their defaults are lost, or take a minute."""
 
 
 class Kills:
@@ -70,6 +72,7 @@ def starts(stage: Stage) -> dict[str, Start]:
         "argosy FSDP2": partial(argosy_voyage, stage, "fsdp2"),
         "torchrun best": partial(torchrun_voyage, stage, SAVE_EVERY, best=True),
         "torchft best": partial(torchft_voyage, stage, best=True),
+        "lightning": partial(lightning_voyage, stage, SAVE_EVERY),
         "torchrun": partial(torchrun_voyage, stage, SAVE_EVERY, best=False),
         "torchft": partial(torchft_voyage, stage, best=False),
     }
@@ -195,10 +198,14 @@ def cost_rows(stage: Stage, steps: int) -> list[Row]:
 # --- goodput: kills all the time
 
 
-def wasted(start: Start, every_s: float, for_s: float) -> float:
-    """Percent of the time in which no step was made that counts, with a rank killed every so often.
+CALM = "nobody killed"
+
+
+def wasted(start: Start, every_s: float, for_s: float, *, killing: bool) -> float:
+    """Percent of the time in which no step was made that counts, with a rank killed every so often, or none.
 
     A kill that finds its rank not back yet is left out, which spares those that take long; half of them must hit.
+    Where nobody is killed, what is lost is the machine's: steps that take longer than their median.
     """
     victims, kills, planned = random.Random(0), 0, int(for_s / every_s)
     with start() as voyage:
@@ -208,11 +215,12 @@ def wasted(start: Start, every_s: float, for_s: float) -> float:
             time.sleep(max(0.0, began + number * every_s - time.time()))
             if voyage.command.ended:
                 raise Failed(f"ended: {voyage.command.last_word()}")
-            with contextlib.suppress(Failed):  # It was not back: nothing to kill.
-                voyage.kill(victims.randrange(SIZE))
-                kills += 1
+            if killing:
+                with contextlib.suppress(Failed):  # It was not back: nothing to kill.
+                    voyage.kill(victims.randrange(SIZE))
+                    kills += 1
         time.sleep(every_s)
-        if kills < planned / 2:
+        if killing and kills < planned / 2:
             raise Failed(f"only {kills} of {planned} kills found the rank there")
         wall = time.time() - began
         counted = voyage.counted(began)
@@ -222,14 +230,22 @@ def wasted(start: Start, every_s: float, for_s: float) -> float:
 
 def goodput_row(stage: Stage, every_s: float, for_s: float) -> Row:
     everybody = starts(stage)
+    everybody[CALM] = everybody["argosy DDP"]
+    span = f"{for_s:g} s, the others for a quarter of it"
     return Row(
         key="goodput",
-        title=f"percent of the time lost with a kill every {every_s:g} s for {for_s:g} s (goodput is the rest)",
+        title=f"percent of the time lost with a kill every {every_s:g} s for {span} (goodput is the rest)",
         unit="%",
         base="torchrun best",
         contenders=[
-            Contender(name=name, sample=partial(wasted, everybody[name], every_s, for_s), repeat_max=1)
-            for name in ("argosy DDP", "torchrun best", "torchft best")
+            Contender(
+                name=name,
+                sample=partial(
+                    wasted, everybody[name], every_s, for_s if name in ARGOSY else for_s / 4, killing=name != CALM
+                ),
+                repeat_max=1,
+            )
+            for name in ("argosy DDP", CALM, "torchrun best", "lightning", "torchft best")
         ],
         goals=[Goal(of="argosy DDP", at_most=5.0)],
     )

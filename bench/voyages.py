@@ -179,6 +179,17 @@ def torchrun_voyage(stage: Stage, save_every: int, *, best: bool) -> Generator[V
 
 
 @contextlib.contextmanager
+def lightning_voyage(stage: Stage, save_every: int) -> Generator[Voyage]:
+    """Started, and started again, by torchrun at its best: Lightning restarts nothing itself."""
+    home, python = stage.new_dir(), python_of("lightning")
+    script = [str(SCRIPTS / "train_lightning.py"), str(home), str(save_every)]
+    where = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", *C10D, "--max-restarts=1000"]
+    argv = [python, *torchrun_command(SIZE, *script, flags=where)[1:]]
+    with stage.live(argv, OWN_STORE) as command:
+        yield Voyage(command, home)
+
+
+@contextlib.contextmanager
 def torchft_voyage(stage: Stage, *, best: bool) -> Generator[Voyage]:
     """A lighthouse, and replicas each of which a shell starts again at once."""
     home, python, port = stage.new_dir(), python_of("torchft"), free_port()

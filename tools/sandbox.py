@@ -5,6 +5,7 @@
 The command's exit code is passed on, or 1 if it left processes behind: they are named and ended.
 """
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -17,6 +18,8 @@ from pathlib import Path
 HOMES = [Path("/tmp"), Path("/dev/shm")]  # Short: the path of a socket has at most 108 bytes.
 LINGER_S = 5.0
 SWEEP_AFTER_S = 60.0
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of <linux/prctl.h>."""
 
 
 def claim(path: Path) -> int | None:
@@ -43,11 +46,13 @@ def sweep() -> None:
 
 
 def inhabitants(mark: str) -> dict[int, str]:
-    """Processes that carry the sandbox's mark in their environment."""
+    """Processes that carry the sandbox's mark in their environment, and orphans, which have none while they start."""
     found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
+            state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            orphan = int(parent) == os.getpid() and state != "Z"
+            if orphan or mark.encode() in (path / "environ").read_bytes().split(b"\0"):
                 found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue  # It ended meanwhile, or belongs to somebody else.
@@ -70,6 +75,7 @@ def end_inhabitants(mark: str) -> bool:
 
 
 def main() -> int:
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # Orphans of the command become children of ours.
     sweep()
     name = f"argosy-test-{os.getpid()}"
     base, shared = (home / name for home in HOMES)

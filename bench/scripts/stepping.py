@@ -26,10 +26,15 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Forward, backward and update on rows drawn at random: no input to wait for."""
+def loss_of_rows(model: nn.Module) -> Tensor:
+    """Of rows drawn at random: no input to wait for."""
     tokens = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.max_position_embeddings + 1))
-    loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+    return loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Forward, backward and update."""
+    loss = loss_of_rows(model)
     loss.backward()
     optimizer.step()
     return loss

@@ -62,6 +62,28 @@ def test_r3_restarts_within_an_hour_are_bounded():
     assert isinstance(decide_restart(Restart.all(), failures(21, every_s=300.0), GRID), RestartAfter)
 
 
+def test_r3_a_managed_rank_that_is_killed_after_progress_is_replaced_for_ever():
+    killed = [Failure(1, float(number), True, "killed", managed=True) for number in range(2000)]
+    assert isinstance(decide_restart(Restart.rank(), killed, GRID), RestartAfter)
+    crashed = [Failure(1, float(number), True, "exit code 3", managed=True, own=True) for number in range(21)]
+    assert decide_restart(Restart.rank(), crashed, GRID) == GiveUp("20 restarts within an hour, 20 allowed")
+
+
+def own(index: int, *, progressed: bool = False, killed: bool = False) -> Failure:
+    return Failure(index, 0.0, progressed, "rank 1: exit code 3", managed=True, own=not killed)
+
+
+def test_r6_a_rank_that_fails_by_itself_has_three_attempts():
+    given_up = GiveUp("rank 1 failed by itself 3 times in a row, without progress")
+    patient = Restart(policy="rank", startup_max=10)
+    assert isinstance(decide_restart(patient, [own(1)] * 2, GRID), RestartAfter)
+    assert decide_restart(patient, [own(1)] * 3, GRID) == given_up
+    assert decide_restart(patient, [own(1, progressed=True), own(1), own(1)], GRID) == given_up
+    assert isinstance(decide_restart(patient, [own(1), own(1), own(1, progressed=True)], GRID), RestartAfter)
+    assert isinstance(decide_restart(patient, [own(1), own(1), own(1, killed=True)], GRID), RestartAfter)
+    assert isinstance(decide_restart(patient, [own(1), own(2), own(1)], GRID), RestartAfter)
+
+
 def test_r4_the_delay_doubles_with_failures_in_a_row_up_to_its_bound():
     patient = Restart(policy="all", startup_max=100, per_hour=100)
     delays = [delay_s(decide_restart(patient, failures(count, progressed=False), GRID)) for count in range(1, 12)]

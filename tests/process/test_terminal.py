@@ -119,7 +119,13 @@ STARTED = facts.RankStarted(at=2.0, rank=RankId("main", 0, 1), pid=7)
 def test_a_failure_is_told_before_its_consequence(order: list[facts.AnyFact]):
     teller = Teller(2)
     said_ = [text for fact in [*order, *order] for text in teller.lines(fact)]
-    assert [text.partition(";")[0].partition(":")[0] for text in said_] == ["rank 1 failed", "rank 1"] * 2
+    assert said_ == ["rank 1 failed: exit code 3; restarting ranks 0-1 as generation 1"] * 2
+
+
+def test_a_failure_without_a_consequence_is_told_with_the_next_fact():
+    teller = Teller(2)
+    assert teller.lines(FAILED) == []
+    assert teller.lines(STARTED) == ["rank 1 failed: exit code 3"]
 
 
 def test_a_restart_without_evidence_is_told_when_it_happens():

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from threading import Timer
 
 import pytest
 import torch
+from console import PATIENCE_S, Console
 from torch import nn
 
 from argosy.core import DeadlinePassed
@@ -108,3 +111,23 @@ def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Pa
     assert caught.value.code == 128 + signal.SIGTERM
     again = Training(tmp_path).fill(2).sail(3)
     assert [number for number, _ in again.had] == [2]
+
+
+def test_several_producers_and_a_consumer_that_dies_between_taking_and_committing(console: Console):
+    """With room for one batch only. Each item counts once; `put` waits, and nobody for ever."""
+    directory, steps = console.cwd / "run", 12
+    directory.mkdir()
+    script = [sys.executable, str(Path(__file__).parent / "scripts" / "queued.py"), str(directory)]
+    putting = [
+        subprocess.Popen([*script, "put", str(first), "24"], env=console.env, cwd=console.cwd) for first in (0, 24, 48)
+    ]
+    ended = console.argosy("run", "-n", "2", *script[1:], "train", str(steps), "1:6")
+    assert ended.code == 0, ended.text
+    assert "restarting rank 1" in ended.text
+    assert [each.wait(PATIENCE_S) for each in putting] == [0, 0, 0]
+    counted: dict[tuple[str, int], list[int]] = {}
+    for path in directory.glob("items.*"):
+        for line in path.read_text().splitlines():
+            number, *items = map(int, line.split())
+            assert counted.setdefault((path.name, number), items) == items, "the same on every attempt"
+    assert sorted(item for items in counted.values() for item in items) == list(range(72))

@@ -96,6 +96,8 @@ def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
     command.send_signal(number)
     assert command.wait(PATIENCE_S) == code, out.read_text()
     said(out, f"{word}: saved after step")
+    assert "the same command goes on from there" in out.read_text()
+    assert "Traceback" not in out.read_text()
     went_on(dock, place, calm, after=6)
 
 
@@ -106,6 +108,27 @@ def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Pat
     ended = dock.argosy("stop", "stopped")
     assert ended.code == 0, ended.text
     went_on(dock, place, calm, after=6)
+
+
+def test_ctrl_c_alone_saves_and_says_so_in_one_line(dock: Console, place: Path):
+    with (place / "said").open("wb") as out:
+        words = [sys.executable, *words_of(place, "wait")]
+        started = subprocess.Popen(words, cwd=dock.cwd, env=dock.env, stdout=out, stderr=out)
+    wait_for_step(place)
+    started.send_signal(signal.SIGINT)
+    assert started.wait(PATIENCE_S) == 130
+    text = (place / "said").read_text()
+    assert text == "argosy: interrupted: saved after step 7; the same command goes on from there\n"
+
+
+def test_argosy_ps_tells_the_step_of_the_run_not_of_the_process(dock: Console, place: Path):
+    assert launch(dock, place, steps=5).code == 0
+    ended = dock.argosy("run", "-d", "-n", "2", "--name", "counted", SCRIPT, str(place), str(STEPS), "wait")
+    assert ended.code == 0, ended.text
+    until(lambda: {rank["steps"] for rank in dock.ps("counted").get("ranks", [])} == {6}, "both at step 6")
+    (place / "go").touch()
+    until(lambda: (place / "finished.json").exists() and dock.ps("counted").get("state") == "ended", "its end")
+    until(lambda: not list(dock.runtime.glob("keeper-*.lock")), "no lock of a keeper that ended")
 
 
 def test_a_second_ctrl_c_ends_at_once(dock: Console, place: Path, calm: list[str]):
@@ -147,6 +170,64 @@ def test_a_step_that_always_fails_is_tried_three_times(dock: Console, place: Pat
     assert "step 3 has failed 3 times: giving up" in ended.text
     assert built(place, 0) == 1
     assert built(place, 1) == 3
+
+
+@pytest.mark.parametrize(
+    ("mishap", "code", "word"),
+    [
+        ("exit", 7, "step 3 has failed 3 times: giving up"),
+        ("crash", 128 + signal.SIGSEGV, "rank 1 failed by itself 3 times in a row, without progress"),
+        ("exit after each", 7, "rank 1 failed by itself 3 times in a row, without progress"),
+        ("start", 1, "rank 1 failed by itself 3 times in a row, without progress"),
+    ],
+)
+def test_what_always_ends_at_the_same_place_is_tried_three_times(
+    dock: Console, place: Path, mishap: str, code: int, word: str
+):
+    ended = launch(dock, place, mishap)
+    if mishap == "start" and built(place, 1) == 1:  # Before rank 0 had made its run: there is none to go on with.
+        assert ended.code == 1, ended.text
+        return
+    assert ended.code == code, ended.text
+    assert word in ended.text
+    assert (built(place, 0), built(place, 1)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("mishap", "who", "site"),
+    [
+        ("break", "rank 0 left the loop after step 5", "break"),
+        ("break and stay", "rank 0 left the loop after step 5", "break"),
+        ("leave", "rank 1 left the loop after step 3", "sys.exit(0)"),
+        ("vanish", "rank 1 ended with exit code 0, in or before step 3", ""),
+    ],
+)
+def test_a_rank_that_leaves_the_loop_is_not_waited_for(dock: Console, place: Path, mishap: str, who: str, site: str):
+    ended = launch(dock, place, mishap)
+    assert ended.code == 1, ended.text
+    assert "and the others go on" in ended.text
+    line = next(line for line in ended.text.splitlines() if f"Diverged: {who}" in line)
+    if site:
+        number = int(line.split("trip.py:")[1].split(")")[0])
+        assert Path(SCRIPT).read_text().splitlines()[number - 1].strip() == site
+    assert "call run.stop()" in ended.text
+    assert (built(place, 0), built(place, 1)) == (1, 1)
+
+
+def test_all_ranks_may_leave_after_the_same_step_and_begin_another_loop(dock: Console, place: Path):
+    ended = launch(dock, place, "break all")
+    assert ended.code == 0, ended.text
+    assert "finished after step 7" in ended.text
+    assert len(set(digests(ended.text))) == 1
+
+
+@pytest.mark.parametrize("mishap", ["save", "save last"])
+def test_a_checkpoint_of_one_rank_alone_is_refused(dock: Console, place: Path, mishap: str):
+    ended = launch(dock, place, mishap)
+    assert ended.code == 1, ended.text
+    assert "not all ranks call run.save: rank 1 did not at " in ended.text
+    assert "call run.save on each of them" in ended.text
+    assert (built(place, 0), built(place, 1)) == (1, 1)
 
 
 def test_an_exception_after_the_vote_costs_no_step(dock: Console, place: Path, calm: list[str]):

@@ -12,7 +12,7 @@ from argosy.checkpoint.keeper.client import Keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.restoring import Restored, restore
-from argosy.checkpoint.retention import Cadence, KeepBest, KeepEvery, KeepLast, best_interval_s
+from argosy.checkpoint.retention import Cadence, KeepBack, KeepBest, KeepEvery, KeepLast, best_interval_s
 from argosy.checkpoint.saver import Handle, Mark, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
 
@@ -29,6 +29,7 @@ __all__ = [
     "CorruptShard",
     "DirectoryInUse",
     "Handle",
+    "KeepBack",
     "KeepBest",
     "KeepEvery",
     "KeepLast",

@@ -48,12 +48,34 @@ class KeepEvery(msgspec.Struct, frozen=True, tag=True):
         return [root for root in roots if root.step % self.steps == 0]
 
 
-Keep = KeepLast | KeepBest | KeepEvery
+class KeepBack(msgspec.Struct, frozen=True, tag=True):
+    """Keep enough to go back `steps` or a little more at any time: a few behind the newest, apart from each other.
+
+    Of eras that ended only what a later one went on from is its past.
+    """
+
+    steps: int
+
+    def choose(self, roots: Sequence[Root]) -> list[Root]:
+        ordered = sorted(roots, key=lambda root: (root.era, root.step))
+        past = [root for root in ordered if all(root.step <= other.step for other in ordered if other.era > root.era)]
+        chosen: list[Root] = []
+        for root in past:
+            if not chosen or root.step >= chosen[-1].step + max(1, self.steps // 4):
+                chosen.append(root)
+        far = sum(root.step <= past[-1].step - self.steps for root in chosen) if past else 0
+        return chosen[max(0, far - 1) :]
+
+
+Keep = KeepLast | KeepBest | KeepEvery | KeepBack
 
 
 def choose_kept(roots: Mapping[str, Root], policies: Sequence[Keep], pins: Collection[int]) -> dict[str, str]:
-    """The directories to keep, each with its reason."""
+    """The directories to keep, each with its reason. Of a step that was saved twice the newer one is enough."""
     kept: dict[str, str] = {}
+    newer = {(root.era, root.step): name for name, root in sorted(roots.items(), key=lambda each: each[1].saved_at)}
+    twice = {name for name, root in roots.items() if newer[root.era, root.step] != name and not root.tags}
+    roots = {name: root for name, root in roots.items() if name not in twice}
     for policy in policies:
         chosen = [id(root) for root in policy.choose(list(roots.values()))]
         for name, root in roots.items():

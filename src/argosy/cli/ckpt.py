@@ -1,13 +1,17 @@
 """`argosy ckpt`: look at checkpoints, check them, and carry them to other formats and back."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from argosy.cli.tables import ago, print_json, print_table
 from argosy.core import ConfigError
+
+if TYPE_CHECKING:
+    from argosy.checkpoint import StepInfo
 
 _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 
@@ -45,6 +49,14 @@ def amount(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
+    """Each step once: of one that was saved again, as with a tag, the newer."""
+    newest: dict[tuple[int, int, str], StepInfo] = {}
+    for each in sorted(steps, key=lambda each: each.saved_at):
+        newest[each.era, each.step, each.fault] = each
+    return [each for each in steps if newest[each.era, each.step, each.fault] is each or each.tags]
+
+
 @command.command()
 @_place
 @_json
@@ -60,7 +72,7 @@ def ls(directory: str, as_json: bool) -> None:
         print("no step was committed here")
         return
     rows: list[list[str]] = []
-    for each in steps:
+    for each in once(steps):
         notes = [f"tag {tag}" for tag in each.tags] + ["pinned"] * each.pinned + [each.fault] * bool(each.fault)
         notes += [f"{name} {value:g}" for name, value in each.metrics.items()]
         saved = ago(each.saved_at) if each.saved_at else "?"

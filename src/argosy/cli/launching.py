@@ -38,11 +38,11 @@ from argosy.process import (
 )
 
 RANKS_MAX = 4096
+"""Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 AUTO_PER_HOUR = 240
-"""Replacements of ranks whose loss costs no step: more often than every 15 s something else is wrong."""
+"""Replacements of ranks that fail by themselves: more often than every 15 s something else is wrong."""
 AUTO_STARTUP = 10
 """In a row, without a step between them."""
-"""Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 
 
 OF_RANKS = frozenset(

@@ -120,7 +120,10 @@ class Order:
 
     def __init__(self, length: int, shuffle: Shuffle, seed: int) -> None:
         if length < 1:
-            raise ConfigError("the source is empty: there is nothing to load")
+            raise ConfigError(
+                "the source is empty: there is nothing to load",
+                hint="does its path or pattern match any files, and do they hold samples?",
+            )
         self.shuffle, self.seed = shuffle, seed
         self.segments: list[Segment] = [Segment(0, 0, length)]
 

@@ -54,6 +54,13 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether this is the file that lies at `path` now."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(path))
+        except OSError:
+            return False
+
     def append(self, record: bytes, *, sync: bool = False) -> None:
         """Add a record; with `sync` it is on the disk when this returns.
 

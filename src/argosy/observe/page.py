@@ -8,6 +8,7 @@ Header, 256 bytes of little-endian 64-bit words, each stored alone and therefore
     0 magic and version   3 phase    6 pulse              9 groups that found no room
     1 pid                 4 steps    7 time of the pulse
     2 flags               5 time of the last step         8 what the rank is doing
+    10 how many steps of the run count, as far as the rank says so
 
 then 32 groups of 120 bytes (`_SLOT`): a sequence word (odd while the slot is being written), collectives
 issued, point-to-point operations issued (these differ between ranks by nature), time of the last one, waiting
@@ -38,8 +39,8 @@ PAGE_SIZE = 4096
 GROUPS_MAX = 32
 
 _MAGIC = int.from_bytes(b"ARGPAGE\x01", "little")  # the last byte is the version
-_PID, _FLAGS, _PHASE, _STEPS, _STEP_AT, _PULSE, _PULSE_AT, _DOING, _CROWDED = range(1, 10)
-_HEADER = struct.Struct("<10Q")
+_PID, _FLAGS, _PHASE, _STEPS, _STEP_AT, _PULSE, _PULSE_AT, _DOING, _CROWDED, _REACHED = range(1, 11)
+_HEADER = struct.Struct("<11Q")
 _FIRST_SLOT = 256
 _SLOT = struct.Struct("<QQQQQIIII24s16s24s")  # sequence first
 _TEXT = struct.Struct("<16s24s")
@@ -151,6 +152,10 @@ class Page:
         words = self._words
         words[_STEP_AT] = time.monotonic_ns()
         words[_STEPS] = (words[_STEPS] + 1) & _COUNT_MASK
+
+    def reach(self, step: int) -> None:
+        """So many steps of the run count, whoever made them."""
+        self._words[_REACHED] = step
 
     def add_group(self, name: str, size: int, group_rank: int, members: range | None) -> int:
         """Give a group a slot with counts of zero, and return its index.

@@ -29,6 +29,8 @@ class Flag(IntFlag):
     """A rank of a mesh has answered a call."""
     HOPELESS = 32
     """A replacement would fail as this rank did: none is wanted."""
+    ANEW = 64
+    """It ends so that another takes its place, and for no fault of the script."""
 
 
 class Doing(IntEnum):
@@ -80,6 +82,8 @@ class Progress(msgspec.Struct, frozen=True):
     pulse_at: int = 0
     doing: int = 0
     crowded: int = 0
+    reached: int = 0
+    """Steps of the run that count, by whichever process."""
     groups: tuple[GroupProgress, ...] = ()
 
     def has(self, flag: Flag) -> bool:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -45,8 +45,15 @@ class Crew:
         self._tried = 0
         self._announced = False
         self.group: Any = None
+        self.board: Any = None
+        """What all ranks can write on and read; None where nobody could be told to stop waiting."""
         self.joined = False
         self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None)
+        if isinstance(self.group, Group):
+            # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
+            attempt = f"argosy/attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            default = cast(Any, dist.distributed_c10d)._get_default_store
+            self.board = self._store or dist.PrefixStore(attempt, default())
 
     def _open(self, launched: bool) -> Kind:
         if self.size == 1 and not launched:
@@ -116,17 +123,19 @@ class Crew:
 
     @property
     def must_be_settled(self) -> bool:
-        """Whether the next meeting is with ranks that may have settled their buckets."""
-        return self.generation > 0 or self.joined or self.view > 1
+        """Whether the next meeting is with ranks that may have settled their buckets: only the first is not."""
+        return self.generation > 0 or self._tried > 0 or self.view > 1
 
-    def meet(self, give_up: Callable[[], bool]) -> int:
-        """Meet the others in the newest view; returns its number.
+    def meet(self, give_up: Callable[[], bool], *, settled: bool = True) -> int:
+        """Meet the others in the newest view, or if this rank is not `settled` in the first; returns its number.
 
         Raises:
             NobodyCame: there is no use in waiting any more.
             PeerLost, DeadlinePassed, Superseded: it failed; meet again.
         """
         view = self._next_view(give_up)
+        if view > 1 and not settled:
+            raise Superseded("the first view is over: whoever comes now has settled its buckets")
         self._tried = view
         self.group.reform(None, view, timeout_s=FORM_S, give_up=lambda: give_up() or self.view > view)
         self._joining.close()

@@ -1,15 +1,16 @@
 """A run's checkpoints: when they are made, by whom, and how the next launch finds the end."""
 # pyright: reportUnknownMemberType=false
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from argosy.checkpoint import Cadence, Handle, KeepBest, KeepEvery, KeepLast, Mark, Saver
+from argosy.checkpoint import Cadence, Handle, KeepBack, KeepBest, KeepEvery, KeepLast, Mark, Saver
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 from argosy.data import Queue
 from argosy.transfer import State, describe, replicated
@@ -17,11 +18,12 @@ from argosy.transfer import State, describe, replicated
 if TYPE_CHECKING:
     from argosy.train.run import Run
 
-Keep = KeepLast | KeepBest | KeepEvery
+Keep = KeepLast | KeepBest | KeepEvery | KeepBack
 _NEVER = Cadence(every_steps=1 << 60)
 FLUSH_S = 600.0
 HURRY_S = 5.0
 FLUSH_SLICE_S = 0.2
+SELDOM_S = 30.0
 
 
 class _Finished(msgspec.Struct):
@@ -29,12 +31,25 @@ class _Finished(msgspec.Struct):
     until: int | None
 
 
+def seldom(tell: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Tell the same trouble, of whatever step, now and then."""
+    told: dict[str, float] = {}
+
+    def say(text: str) -> None:
+        reason = re.sub(r"'[^']*'|\d[\d.]*", "", text)  # Without paths and numbers.
+        if now() - told.get(reason, -SELDOM_S) >= SELDOM_S:
+            told[reason] = now()
+            tell(text)
+
+    return say
+
+
 class Saves:
     """Makes a checkpoint every so many steps or seconds, whichever comes first, and one at the end."""
 
-    def __init__(self, directory: Path, every: int, every_s: float, keep: Sequence[Keep] | None) -> None:
+    def __init__(self, directory: Path, every: int, every_s: float, keep: Sequence[Keep]) -> None:
         self._directory, self._every, self._every_s = directory, every, every_s
-        self._keep = tuple(keep) if keep is not None else (KeepLast(3),)
+        self._keep = tuple(keep)
         self._saver: Saver | None = None
         self._handle: Handle | None = None
         self._saved_at = time.monotonic()
@@ -43,11 +58,25 @@ class Saves:
         self._counted: list[tuple[Handle, list[tuple[Queue, int]]]] = []
         """Saves under way, and where the queues were."""
         self.agreed = False
+        self.asked, self.site = 0, ""
+        """How often the script has called `run.save` since the ranks met, and where last."""
 
     def open(self, run: "Run", like: Mark | None) -> None:
         """Make the saver, with all ranks, or `like` theirs."""
         if self._saver is None:
-            self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=run.tell)
+            self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=seldom(run.tell))
+
+    def ask(self, site: str) -> None:
+        """The script wants a checkpoint."""
+        self.asked, self.site = self.asked + 1, site
+
+    def words(self) -> list[int]:
+        """This rank's part of a vote: equal on all ranks."""
+        return [self.asked, -self.asked]
+
+    @property
+    def is_open(self) -> bool:
+        return self._saver is not None
 
     @property
     def mark(self) -> Mark | None:
@@ -84,7 +113,7 @@ class Saves:
 
     def forget(self) -> None:
         """A rank was replaced: what was being saved may never be whole, and the ranks differ in what they know."""
-        self._saved_step, self._counted = -1, []
+        self._saved_step, self._counted, self.asked = -1, [], 0
         if self._saver is not None:
             self._saver.let_go()
 

@@ -24,6 +24,8 @@ class Ledger:
         self.eras: list[int] = []
         """The steps at which the run went on when it had gone back to an older one."""
         self.watch = Watch()
+        self.left_out = 0
+        """Steps in a row whose numbers were not finite."""
         self._waiting: list[dict[str, Any]] = []
         """States of loaders that the script has not used yet."""
 
@@ -50,6 +52,7 @@ class Ledger:
             "bits": self.bits,
             "eras": self.eras,
             "watch": msgspec.to_builtins(self.watch),
+            "left_out": self.left_out,
         }
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
@@ -59,6 +62,7 @@ class Ledger:
         self.stored_bits = found["bits"]
         self.eras = list(found.get("eras", []))
         self.watch = msgspec.convert(found.get("watch", {}), Watch)
+        self.left_out = found.get("left_out", 0)
         self._waiting = list(found["loaders"])
         for loader, state in zip(self.loaders, self._waiting, strict=False):
             loader.load_state_dict(state)

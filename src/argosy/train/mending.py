@@ -54,7 +54,7 @@ class Mending:
         begin_series(f"view{view}")
         full = run.pocket.steps("full") if run.pocket is not None else []
         mine = Told(self.fresh, run.step, self.copies, full, run.undo, self.late)
-        said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.recent))
+        said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.scribe.recent))
         told = [each for each, _, _ in said]
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
         self.speaker = alive[0] if alive else 0
@@ -137,7 +137,7 @@ class Mending:
         self.pristine = False
         run.tracked.adopt(capsule)
         if run.step > step:
-            run.went_back(step)
+            run.scribe.went_back(step)
         run.step = step
 
     def from_disk(self, *, quiet: bool = False) -> None:
@@ -168,7 +168,7 @@ class Mending:
         """
         if not self.pristine:
             self._run.tell(f"rank {self._run.rank} begins again: there is no checkpoint yet that all could go on from")
-            raise SystemExit(1)
+            self._run.begin_anew()
         if self._run.crew.view > 1:
             self._run.say("all ranks that had the state are lost, and there is no checkpoint yet: beginning again")
         self._run.step = 0
@@ -262,4 +262,4 @@ class Mending:
         run = self._run
         if run.rank == 0:
             known = {row.step for row in read_log(run.directory)}
-            run.write_rows([row for row in rows if row.step not in known and row.step <= run.step])
+            run.scribe.write([row for row in rows if row.step not in known and row.step <= run.step])

@@ -70,7 +70,7 @@ class Rewinding:
             raise LossSpike(
                 f"step {step.number}, {step.fault}: {max(watch.spikes, again)} times now",
                 hint="lower the learning rate, look at the data of these steps, or change Run(spike=...)",
-            )
+            ) from None
         if policy.then == "rewind":
             self.agreed = Back(to, None, step.fault, step.number + 1)
 
@@ -108,7 +108,7 @@ class Rewinding:
         run.step = found.step
         run.once.forget()
         why = f" ({back.reason})" if back.reason else ""
-        run.went_back(found.step, f"from step {was}{why}")
+        run.scribe.went_back(found.step, f"from step {was}{why}")
         run.say(f"went back from step {was:,} to step {found.step:,}{why}; {skip:,} batches are left out")
         run.mending.compare()
         run.mending.fresh = False

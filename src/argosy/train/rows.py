@@ -14,6 +14,8 @@ import msgspec
 from argosy.observe import Journal, read_journal
 
 FILE = "metrics/log"
+HIGHEST = " highest"
+"""After the name of a value of which the highest is the best."""
 
 
 class Row(msgspec.Struct, frozen=True, tag="row"):
@@ -48,9 +50,9 @@ class Log:
     """The writing end, of rank 0."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._journal = Journal(path)
+        self._path = directory / FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(self._path)
 
     def write(self, record: Row | WentBack) -> None:
         """Add a record.
@@ -59,6 +61,10 @@ class Log:
             OSError: there is no room.
         """
         self._journal.append(msgspec.msgpack.encode(record))
+
+    def is_there(self) -> bool:
+        """Whether the file can still be found where it was made."""
+        return self._journal.is_at(self._path)
 
     def close(self) -> None:
         self._journal.close()

@@ -16,17 +16,20 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from argosy.checkpoint import KeepBack, KeepLast
 from argosy.collective import CollectiveMismatch, Superseded
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, format_ranks
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
 from argosy.train.crew import Crew, NobodyCame
+from argosy.train.fruitless import Fruitless
 from argosy.train.keeping import Keep, Saves
+from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.mending import Mending
 from argosy.train.once import Once
@@ -35,17 +38,17 @@ from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
-from argosy.train.rows import Best, Line, Log, Row, WentBack, numbers
+from argosy.train.rows import HIGHEST, Best, Row, numbers
+from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
-from argosy.train.step import Diverged, Outcome, Step
+from argosy.train.step import Diverged, Step
 from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
 REHEARSALS = 3
-HIGHEST = " highest"
-UNWRITTEN_MAX = 100_000
-"""Rows that wait for room on the disk."""
+AGAIN_S = 0.5
+"""How long a last checkpoint that failed waits before it is tried again."""
 
 
 class Run:
@@ -79,23 +82,26 @@ class Run:
         self.undo = True
         """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
         self.wish = Wishes()
-        self.saves = Saves(self.directory, save_every, save_every_s, keep)
+        back = [KeepBack(spike.back)] if spike is not None and spike.then == "rewind" else []
+        self.saves = Saves(
+            self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
+        )
         memory = here().memory
         self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
         self.once = Once(memory if self.pocket else None, self.rank)
         self.mending = Mending(self)
+        self.leaving = Leaving(self)
+        self.fruitless = Fruitless(self)
         self.parent = parse_parent(parent)
         self.recheck = Recheck(recheck)
         self.rewinding = Rewinding(self)
         self.spike = spike
         self.parallel = Parallel()
-        self._log: Log | None = None
-        self.recent: list[Row] = []
-        self._unwritten: list[Row | WentBack] = []
-        self._line = Line()
+        self.scribe = Scribe(self)
         self._until: int | None = None
         self._page = own_steps() if self.crew.kind == "replaceable" else None
         self._lost_at: tuple[float, str] | None = None
+        self._rehearsing = self._settles = False
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +143,7 @@ class Run:
         if self.current is not None:
             self.current.rows.update({k: v.detach() if hasattr(v, "detach") else v for k, v in values.items()})
         else:
-            self._write(Row(self.step, time.time(), numbers(values)))
+            self.scribe.note(Row(self.step, time.time(), numbers(values)), self._until)
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
@@ -155,6 +161,9 @@ class Run:
         """
         if self.current is not None:
             raise ConfigError(f"step {self.current.number} is still open", hint="save after the block")
+        if self._rehearsing:
+            return
+        self.saves.ask(caller())
         self.saves.save(self, tag)
 
     def rewind(self, to: int, *, skip: int | None = None, reason: str = "") -> None:
@@ -192,11 +201,16 @@ class Run:
                 return
             self.wish.listen()
             watching = register_optimizer_step_pre_hook(self._before_update)
+            self.leaving.watch()
             hurry = True
             try:
                 yield from self._steps(until)
                 hurry = False
+            except GeneratorExit:
+                self.leaving.broke(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+                raise
             finally:
+                self.leaving.end()
                 watching.remove()
                 self.wish.restore()
                 self.saves.close(hurry=hurry)
@@ -207,9 +221,13 @@ class Run:
             if not self.crew.joined or self.crew.is_lost():
                 if self._must_rehearse(rehearsed):
                     rehearsed += 1
+                    self._rehearsing = True
                     yield Step(self, self.step, rehearsal=True)
+                    self._rehearsing = False
                 elif self._meet():
                     rehearsed = 0
+                continue
+            if not self.saves.is_open and not self._reopen():
                 continue
             if (reached := self._is_reached(until)) or self.wish.agreed:
                 if self._leave(reached):
@@ -254,7 +272,7 @@ class Run:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
         due = self.saves.due(self.step + 1, time.monotonic())
         flags = [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
-        return [to_word(loss), *flags, *self.rewinding.words()]
+        return [to_word(loss), *flags, *self.rewinding.words(), *self.saves.words()]
 
     def agreed(self, words: Sequence[int]) -> float:
         """What the ranks wish, taken together; the largest loss."""
@@ -264,8 +282,22 @@ class Run:
             self.mending.late = True
             self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
-        self.rewinding.agree(words[4:])
+        self.rewinding.agree(words[4:7])
+        self._compare_saves(words[7:])
         return from_word(words[0])
+
+    def _compare_saves(self, words: Sequence[int]) -> None:
+        """All ranks have called `run.save` equally often, or the checkpoint would never be whole."""
+        if words[0] == -words[1]:
+            return
+        said = self.crew.gather((self.saves.asked, self.saves.site))
+        most, site = max(said)
+        others = format_ranks([rank for rank, (count, _) in enumerate(said) if count < most])
+        self.give_up()
+        raise Diverged(
+            f"not all ranks call run.save: rank {others} did not at {site}, before the vote on step {self.step:,}",
+            hint="a checkpoint is of all ranks: call run.save on each of them, after the same step",
+        )
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
@@ -273,14 +305,14 @@ class Run:
         for loader in step.loaders:
             loader.commit()
         self.once.forget()
-        if step.outcome is Outcome.REJECTED:
-            self.say(f"step {step.number} was left out: {step.fault}")
+        self.fruitless.see(step)
         if self.spike is not None:
             self.rewinding.watch(self.spike, step)
         if step.rows:
-            self._write(Row(self.step, time.time(), numbers(step.rows)))
+            self.scribe.note(Row(self.step, time.time(), numbers(step.rows)), self._until)
         if self._page is not None:
             self._page.step()
+            self._page.reach(self.step)
         self.mending.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
@@ -289,9 +321,12 @@ class Run:
 
     def lost(self, number: int, loss: ArgosyError | None) -> None:
         """An attempt did not count, because a rank is lost."""
+        self.leaving.judge(number, loss)
         if self.crew.kind != "replaceable":
+            self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
-        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {loss or 'a rank is lost'}")
+        what = str(loss or "a rank is lost").removeprefix("a rank of another group is lost: ")
+        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {what}")
 
     def distrust(self, number: int) -> None:
         """This rank computed a step twice and got different gradients: another process takes its place."""
@@ -308,7 +343,9 @@ class Run:
         if self.crew.kind == "replaceable":
             if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
                 self.give_up()
-            elif isinstance(error, Exception) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
+            elif isinstance(error, SystemExit) and not error.code:
+                self.leaving.say(site_of(error))
+            elif isinstance(error, Exception | SystemExit) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
                 self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
                 self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
@@ -328,7 +365,10 @@ class Run:
     # -- meeting, leaving --------------------------------------------------------------------------
 
     def _must_rehearse(self, rehearsed: int) -> bool:
-        if self.crew.kind != "replaceable" or not self.crew.must_be_settled or rehearsed >= REHEARSALS:
+        if self.crew.kind != "replaceable":
+            return False
+        self._settles = self.crew.must_be_settled
+        if not self._settles or rehearsed >= REHEARSALS:
             return False
         if self.crew.generation > 0 and not self.crew.joined and not rehearsed:
             return True  # Whatever is made when a model is first used.
@@ -343,7 +383,7 @@ class Run:
             self._begin()
             return True
         try:
-            view = self.crew.meet(lambda: self.wish.is_urgent)
+            view = self.crew.meet(self._is_no_use, settled=self._settles)
             self.wish.check()
             self.mending.heal(view)
         except NobodyCame:
@@ -352,12 +392,27 @@ class Run:
         except (PeerLost, DeadlinePassed, Superseded):
             self.wish.check()
             return False
+        if self._page is not None:
+            self._page.reach(self.step)
         if self._lost_at is not None:
             since, what = self._lost_at
             self._lost_at = None
             if self.rank == self.mending.speaker:
                 self.tell(f"{what}; together again after {time.monotonic() - since:.1f} s, at step {self.step}")
         return True
+
+    def _is_no_use(self) -> bool:
+        self.leaving.check()
+        return self.wish.is_urgent
+
+    def _reopen(self) -> bool:
+        """A loop after another one: all ranks save again. False if one is lost."""
+        try:
+            self.saves.open(self, None)
+        except (PeerLost, DeadlinePassed):
+            if self.crew.kind != "replaceable":
+                raise
+        return self.saves.is_open
 
     def _begin(self) -> None:
         self.mending.from_disk()
@@ -367,64 +422,33 @@ class Run:
     def restored(self, step: int, source: str) -> None:
         """State came from disk."""
         self.step = step
-        self.went_back(step)
+        self.scribe.went_back(step)
         self.say(f"going on after step {step:,}, from {source}")
         changed = bits_differences(self.ledger.stored_bits, self.ledger.bits)
         if changed:
             self.say(f"results may differ in their last bits from those of one launch: {'; '.join(changed)}")
-
-    def went_back(self, step: int, reason: str = "") -> None:
-        """Later steps are done again."""
-        if self.rank == 0:
-            self.write_rows([WentBack(step, time.time(), reason)])
-        self.recent = [row for row in self.recent if row.step <= step]
-
-    def _open_log(self) -> Log:
-        if self._log is None:
-            self._log = Log(self.directory)
-        return self._log
-
-    def _write(self, row: Row) -> None:
-        for name, value in row.values.items():
-            for key, highest in ((name, False), (name + HIGHEST, True)):
-                self.ledger.bests.setdefault(key, Best()).see(value, row.step, highest=highest)
-        self.recent = [*self.recent[-7:], row]
-        if self.rank != 0:
-            return
-        self.write_rows([row])
-        line = self._line.due(self.step, self._until, row.values, time.monotonic())
-        if line:
-            self.tell(line)
-
-    def write_rows(self, rows: Sequence[Row | WentBack]) -> None:
-        """Into the journal; on a full disk they wait in memory until there is room."""
-        waited = bool(self._unwritten)
-        self._unwritten += rows
-        try:
-            while self._unwritten:
-                self._open_log().write(self._unwritten[0])
-                self._unwritten.pop(0)
-        except OSError as error:
-            if not waited:
-                self.tell(f"the log from step {self._unwritten[0].step} on waits in memory: {error.strerror}")
-            del self._unwritten[:-UNWRITTEN_MAX]
 
     def _is_reached(self, until: int | None) -> bool:
         return (until is not None and self.step >= until) or self.ledger.exhausted
 
     def _leave(self, reached: bool) -> bool:
         """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
-        durable = self.saves.finish(self)
+        with self.crew.latched() or nullcontext() as latch:
+            words = self.crew.ask(self.saves.words(), latch)
+        if words is not None:
+            self._compare_saves(words)
+        durable = words is not None and self.saves.finish(self)
         with self.crew.latched() or nullcontext() as latch:
             together = self.crew.ask([int(durable)], latch)
         if together is None or not together[0]:
             self.saves.forget()
+            time.sleep(0.0 if together is None else AGAIN_S)
             return False
-        if self._unwritten:
-            self.write_rows([])
+        self.scribe.write([])
         if self.rank == 0 and reached:
             self.saves.mark_finished(self.step, self._until)
-        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}")
+        again = "; the same command goes on from there" if not reached and self.wish.is_urgent else ""
+        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}{again}")
         self.wish.leave(reached)
         return True
 
@@ -448,6 +472,12 @@ class Run:
         """A replacement of this rank would fail as well: none is wanted."""
         if self._page is not None:
             self._page.set_flag(Flag.HOPELESS)
+
+    def begin_anew(self) -> NoReturn:
+        """End this process so that another takes its place."""
+        if self._page is not None:
+            self._page.set_flag(Flag.ANEW)
+        raise SystemExit(1)
 
     @contextmanager
     def _hopeless(self) -> Generator[None]:

@@ -74,6 +74,4 @@ class Wishes:
         if reached or self.agreed <= Wish.STOP:
             return
         self.restore()
-        if self.agreed is Wish.INTERRUPT:
-            raise KeyboardInterrupt
-        sys.exit(128 + signal.SIGTERM)
+        sys.exit(128 + (signal.SIGINT if self.agreed is Wish.INTERRUPT else signal.SIGTERM))

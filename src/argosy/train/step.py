@@ -229,6 +229,7 @@ class Step:
             answer = run.crew.ask(mine, self._latch)
         except CollectiveMismatch as error:
             run.give_up()
+            run.leaving.check(at_once=True)
             raise Diverged(f"ranks disagree in step {self.number}: {error}", hint=AGREE) from error
         if answer is None:
             self.outcome = Outcome.LOST

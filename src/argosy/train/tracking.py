@@ -54,7 +54,10 @@ class Tracked:
         """
         for known, other in self.all():
             if known == name or other is thing:
-                raise ConfigError(f"{name} is tracked already" + (f", as {known}" if known != name else ""))
+                raise ConfigError(
+                    f"{name} is tracked already" + (f", as {known}" if known != name else ""),
+                    hint="give each thing to run.track once, under a name of its own",
+                )
         if isinstance(thing, nn.Module):
             self.modules[name], self._homes = thing, None
         elif isinstance(thing, torch.optim.LBFGS):

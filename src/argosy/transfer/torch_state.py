@@ -218,7 +218,10 @@ class _Builder:
             parts = [self._tree(f"{name}.{i}", value, role) for i, value in enumerate(content)]
             return parts if isinstance(content, list) else {"$tuple": parts}
         if not is_value(content):
-            raise ConfigError(f"{name} cannot be kept: it is a {type(content).__name__}")
+            raise ConfigError(
+                f"{name} cannot be kept: it is a {type(content).__name__}",
+                hint="numbers, strings, booleans, None and tensors can, and lists, tuples and dicts of them",
+            )
         return value_of(content)
 
     def adopt(self, stored: State) -> Adoption:

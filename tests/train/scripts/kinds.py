@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from argosy.data import Loader
+from argosy.train import read_log
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
@@ -35,6 +36,15 @@ def digest_of(run) -> str:
         seen.update(capsule.tensors[name].contiguous().numpy().tobytes())
     seen.update(repr(sorted(run.state.items())).encode())
     return seen.hexdigest()
+
+
+def end(run) -> None:
+    """Say what all ranks ended with; none ends before all have said it."""
+    digests = run.crew.gather(digest_of(run))
+    if run.rank == 0:
+        print("digests", *digests, [row.step for row in read_log(run.directory)], flush=True)
+    if run.size > 1:
+        torch.distributed.barrier()
 
 
 class Plain:
@@ -141,6 +151,59 @@ class Sharded(Plain):
         self.run.track(model=self.model, optimizer=self.optimizer)
 
 
+class Hybrid(Sharded):
+    """FSDP2 within pairs of ranks, replicas between the pairs (HSDP)."""
+
+    def build(self):
+        mesh = init_device_mesh("cpu", (self.run.size // 2, 2), mesh_dim_names=("replicate", "shard"))
+        self.model = network()
+        fully_shard(self.model[0], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+
+class Adapted(Plain):
+    """A frozen model with small matrices beside it that learn (LoRA)."""
+
+    def build(self):
+        base = network().requires_grad_(False)
+        down, up = nn.Linear(8, 2, bias=False), nn.Linear(2, 4, bias=False)
+        nn.init.zeros_(up.weight)
+        self.model = wrapped(self.run, Beside(base, nn.Sequential(down, up)))
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.01)
+        self.run.track(model=self.model, optimizer=self.optimizer)
+
+    def step(self, step, place):
+        batch = step.batch(self.data)
+        place("forward")
+        self.loss = (self.model(batch) - 1).square().mean()
+        self.loss.backward()
+        place("before vote")
+        self.optimizer.step()
+        place("after vote")
+        return self.data.handed.ids
+
+
+class Beside(nn.Module):
+    def __init__(self, base, adapter):
+        super().__init__()
+        self.base, self.adapter = base, adapter
+
+    def forward(self, x):
+        return self.base(x) + self.adapter(x)
+
+
+class Compiled(Plain):
+    """A model that is traced and cut into graphs, without the minute that code for them would take."""
+
+    def build(self):
+        whole = DDP(network())
+        self.optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+        self.run.track(model=whole, optimizer=self.optimizer)
+        self.model = torch.compile(whole, backend="aot_eager")
+
+
 class Grid(Plain):
     """FSDP2 and tensor parallelism: ranks that share a part of the model share their samples."""
 
@@ -214,4 +277,4 @@ class Experts(Plain):
 
 
 KINDS = {"plain": Plain, "messy": Messy, "gan": Gan, "sharded": Sharded, "grid": Grid}
-KINDS |= {"staged": Staged, "experts": Experts}
+KINDS |= {"staged": Staged, "experts": Experts, "hybrid": Hybrid, "adapted": Adapted, "compiled": Compiled}

@@ -17,6 +17,10 @@ import argosy
 from argosy.data import Loader
 
 directory, steps, mishap = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+if mishap == "start" and os.environ["RANK"] == "1":
+    with open(directory / "built.1", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    raise KeyError("no such setting")
 run = argosy.Run(directory, seed=5, save_every=4)
 first = run.crew.generation == 0
 with open(directory / f"built.{run.rank}", "a") as file:
@@ -44,6 +48,14 @@ for step in run.steps(until=steps):
         loss = model(step.batch(data)).square().mean()
         if mishap == "raise" and me(1, 3):
             raise ValueError("broken")
+        if mishap == "exit" and me(1, 3):
+            sys.exit(7)
+        if mishap == "leave" and me(1, 3):
+            sys.exit(0)
+        if mishap == "vanish" and me(1, 3):
+            os._exit(0)
+        if mishap == "crash" and me(1, 3):
+            os.kill(os.getpid(), signal.SIGSEGV)
         if mishap == "wait" and step.number == 6:
             deadline = time.monotonic() + 90
             while not run.wish.is_urgent and not (directory / "go").exists() and time.monotonic() < deadline:
@@ -70,6 +82,17 @@ for step in run.steps(until=steps):
         run.log(loss=loss)
     if step.committed:
         note(f"done {step.number}")
+    if mishap in ("break", "break and stay") and run.rank == 0 and run.step == 5:
+        break
+    if mishap == "break all" and run.step == 5:
+        time.sleep(run.rank)
+        break
+    if mishap == "exit after each" and run.rank == 1 and step.committed:
+        sys.exit(7)
+    if mishap == "save" and run.rank == 0 and run.step == 5:
+        run.save("mine")
+    if mishap == "save last" and run.rank == 0 and run.step == steps:
+        run.save("mine")
     if mishap == "stop" and me(1, 4):
         run.stop("enough")
     if mishap == "aside" and step.every(4):
@@ -79,6 +102,14 @@ for step in run.steps(until=steps):
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(1))
         note(f"training {model.training}")
+if mishap == "break all":  # Another loop of the same run, in which a step takes long.
+    for step in run.steps(until=7):
+        with step:
+            time.sleep(2 * run.rank)
+            model(step.batch(data)).square().mean().backward()
+            optimizer.step()
+if mishap == "break and stay" and run.rank == 0:
+    time.sleep(600)
 digests = run.crew.gather(digest_of(run))
 if run.rank == 0:
     print("digests", *digests, flush=True)

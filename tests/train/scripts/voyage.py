@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import kinds
-import torch
 
 import argosy
+from argosy.collective import segment
 
 directory, kind, steps, *deaths = sys.argv[1:]
-run = argosy.Run(directory, seed=5, save_every=4)
+run = argosy.Run(directory, seed=5, save_every=max(4, int(steps) // 20))
 me = f"{run.rank}.{run.crew.generation}"
 
 
@@ -39,6 +39,7 @@ def dying(function, name):
 training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
+segment.open_of = dying(segment.open_of, "meet")  # Not of rank 0, after all have said who they are.
 run.mending.heal = dying(run.mending.heal, "heal")
 run.saves.save = dying(run.saves.save, "snapshot")
 place("constructor")
@@ -57,7 +58,4 @@ for step in run.steps(until=int(steps)):
         with run.aside("evaluation"):
             place("evaluation", here)
             run.log(norm=sum(t.detach().float().square().sum() for t in run.tracked.parameters().values()))
-digests = run.crew.gather(kinds.digest_of(run))
-if run.rank == 0:
-    print("digests", *digests, flush=True)
-torch.distributed.barrier() if run.size > 1 else None
+kinds.end(run)

@@ -10,7 +10,7 @@ import msgspec
 import setproctitle
 
 from argosy.checkpoint.keeper.service import Config, Keeper
-from argosy.checkpoint.keeper.starting import beside, ensure_peer
+from argosy.checkpoint.keeper.starting import beside, ensure_peer, forget_lock
 from argosy.core import ArgosyError
 
 
@@ -47,6 +47,7 @@ def main() -> None:
     keeper.run()
     with contextlib.suppress(OSError):
         beside(Path(config.socket), "log").unlink()
+    forget_lock(Path(config.socket))
     os._exit(0)  # Threads that wait for a store need not be waited for.
 
 

@@ -31,9 +31,27 @@ def beside(path: Path, kind: str) -> Path:
 @contextmanager
 def only_one(path: Path) -> Generator[None, None, None]:
     """Let one process at a time look for a keeper and start it."""
-    with open(beside(path, "lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    lock = beside(path, "lock")
+    while True:
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file.fileno(), lock):  # Else an ending keeper has removed it meanwhile.
+                yield
+                return
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def forget_lock(path: Path) -> None:
+    """A keeper has ended: its lock goes too, unless somebody holds it to start another."""
+    with contextlib.suppress(OSError), open(beside(path, "lock"), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(file.name)
 
 
 def ensure(config: "Config") -> None:

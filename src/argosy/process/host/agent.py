@@ -23,16 +23,16 @@ import msgspec
 import setproctitle
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
-from argosy.fabric import Arrive, Assist, Link, accept, connect, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import Arrive, Assist, Link, accept, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
 from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
 from argosy.process.host.answers import answer_environment, answer_list, answer_stacks
+from argosy.process.host.attaching import find_warden
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.exits import forget_exits
 from argosy.process.host.messages import (
     ORPHAN,
-    Attach,
     Attached,
     Child,
     ChildExited,
@@ -60,7 +60,6 @@ from argosy.process.host.messages import (
     Welcome,
     ZygoteHello,
     ZygoteReady,
-    from_warden,
     to_agent,
 )
 from argosy.process.host.pool import Pool
@@ -94,7 +93,7 @@ class Agent:
         self.zygotes_alive: set[str] = set()
         """Keys of zygotes that an earlier agent started and that have not come back yet."""
         self.lifeline = Lifeline(runtime)
-        self.warden, self.warden_pid = self.find_warden()
+        self.attach()
         self.zygotes_alive.update(child.run for child in self.inherited if child.what == "zygote")
         self.adoption = Adoption(self)
 
@@ -112,7 +111,7 @@ class Agent:
                     key.data()
             self.tick()
         self.selector.unregister(listener)
-        self.warden.send(Quit())
+        self.to_warden(Quit(), [])  # One that was killed meanwhile is replaced for it: who else would clean up?
         time.sleep(0.05)  # The warden ends us; this only keeps the link open until it has read that.
 
     def patience(self) -> float:
@@ -429,38 +428,11 @@ class Agent:
             except PeerLost:
                 self.replace_warden()
 
-    def find_warden(self) -> tuple[Link[FromWarden], int]:
-        """Connect to the warden; what it kept for us is handed to the adoption."""
-        deadline, started_at = time.monotonic() + 30.0, time.monotonic()
-        while True:
-            try:
-                link = connect(self.runtime / "warden.sock", from_warden, "the warden")
-                pid = self.attach(link)
-                break
-            except PeerLost:  # None is there yet, or this one is being killed.
-                if time.monotonic() > deadline:
-                    raise
-                if time.monotonic() - started_at > 2.0:  # The one that was to come was killed too.
-                    started_at = time.monotonic()
-                    start_warden(self.runtime, os.getpid())
-                time.sleep(0.01)
-        self.watch(link, lambda: self.serve_warden(link))
-        return link, pid
-
-    def attach(self, link: Link[FromWarden]) -> int:
-        """Take what the warden kept for us; returns its pid."""
-        link.send(Attach())
-        self.shelf: dict[str, int] = {}
-        self.inherited: list[Child] = []
-        pid = 0
-        while True:
-            attached, fds = link.wait(10.0)
-            assert isinstance(attached, Attached)
-            if not attached.pid:
-                return pid
-            pid = attached.pid
-            self.shelf.update(zip(attached.shelf, fds, strict=True))
-            self.inherited += attached.children
+    def attach(self) -> None:
+        """Find the warden; what it kept for us is for the adoption."""
+        found = find_warden(self.runtime)
+        self.warden, self.warden_pid, self.shelf, self.inherited = found.link, found.pid, found.shelf, found.children
+        self.watch(found.link, lambda: self.serve_warden(found.link))
 
     def serve_warden(self, link: Link[FromWarden]) -> None:
         """Hear what the warden reports; if it is gone, start another."""
@@ -478,10 +450,10 @@ class Agent:
         self.selector.unregister(self.warden)
         self.links.discard(self.warden)
         self.warden.close()
-        if self.quitting or self.lifeline.replaced:
+        if self.lifeline.replaced:
             raise SystemExit(0)
         start_warden(self.runtime, os.getpid())
-        self.warden, self.warden_pid = self.find_warden()
+        self.attach()
         for run in self.runs.values():
             self.hold(f"env:{run.run}", run.sealed)
             if run.stdin is not None:

@@ -44,6 +44,8 @@ from argosy.process.run.rundir import RunDir, new_record
 
 FULL_BYTES = 64 << 10
 """With less than this a disk is full: a line that is written now may not fit."""
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals that a process brings upon itself."""
 STEADY_S = 10.0
 """A rank that lived this long counts as having made progress, even if it shows no steps."""
 
@@ -298,14 +300,19 @@ class Running:
         # What others do that it was not started with, or that only wait for it, is no sign that it fares better.
         started_with = {each for each in progress if each.generation == rank.generation and not managed}
         movers = [seen for each, seen in progress.items() if each == rank or each in started_with]
+        own = message.status.code is not None or message.status.signal in CRASHES
+        own = own and not (rank in progress and progress[rank].has(Flag.ANEW))
+        # One that ends itself after its first step, time and again, gets nowhere.
+        steps_min = 2 if own and managed else 1
         self.feed(
             root.Exited(
                 rank,
                 message.status,
-                progressed=(lived_s > STEADY_S and not managed) or any(_moved(p) for p in movers),
+                progressed=(lived_s > STEADY_S and not managed) or any(_moved(p, steps_min) for p in movers),
                 grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
                 managed=managed,
                 hopeless=any(p.has(Flag.HOPELESS) for p in progress.values()),
+                own=own,
                 oom=oom,
                 cpu_s=message.cpu_s,
                 max_rss_bytes=message.max_rss_bytes,
@@ -411,7 +418,7 @@ class Running:
 
     def info(self) -> RunInfo:
         """The run as `argosy ps` shows it."""
-        steps = {rank.index: progress.steps for rank, progress in self.progress().items()}
+        steps = {rank.index: progress.reached or progress.steps for rank, progress in self.progress().items()}
         ranks = [
             RankInfo(slot.index, slot.generation, slot.pid, self.rank_state(slot), steps.get(slot.index, 0))
             for slot in self.state.slots
@@ -485,8 +492,8 @@ class Running:
         self.host.finished(self, code)
 
 
-def _moved(progress: Progress) -> bool:
+def _moved(progress: Progress, steps_min: int) -> bool:
     """Whether a rank did what it is there for."""
     if progress.has(Flag.RUN_MANAGED):
-        return bool(progress.steps)
+        return progress.steps >= steps_min
     return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))

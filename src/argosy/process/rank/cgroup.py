@@ -7,9 +7,11 @@ import contextlib
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 
 MARK = "ARGOSY_MARK"
+_LEAVE_S = 2.0
 TITLE = "argosy: rank "
 """How the title of a forked rank begins, and of what it forks."""
 
@@ -37,13 +39,17 @@ def find_parent(runtime: Path) -> Path | None:
 
 
 def remove_parent(runtime: Path) -> None:
-    """Remove the cgroup of a runtime that ends, with the leaves that are empty."""
+    """End what is left in the cgroup of a runtime that ends, and remove it; the killed take a moment to leave."""
     parent = find_parent(runtime)
     if parent is None:
         return
-    for leaf in [*(path for path in parent.iterdir() if path.is_dir()), parent]:
-        with contextlib.suppress(OSError):
-            leaf.rmdir()
+    kill_leaf(str(parent))
+    deadline = time.monotonic() + _LEAVE_S
+    while parent.exists() and time.monotonic() < deadline:
+        for leaf in [*(path for path in parent.iterdir() if path.is_dir()), parent]:
+            with contextlib.suppress(OSError):
+                leaf.rmdir()
+        time.sleep(0.005)
 
 
 def make_leaf(parent: Path | None, name: str) -> str:

@@ -5,9 +5,11 @@ A policy is a module of `argosy.process.run.policies`, found by its name: `--res
 
 R1  No more than `max_restarts` restarts, in all.
 R2  No more than `startup_max` failures in a row before any rank made progress.
-R3  No more than `per_hour` restarts within an hour.
+R3  No more than `per_hour` restarts within an hour. Where `argosy.Run` owns the loop a rank that was killed from
+    outside after it had made progress does not count.
 R4  The delay before a restart doubles with every failure in a row, up to `backoff_max_s`.
 R5  Ranks of one generation that are lost at once have one cause: R1 to R4 count them once.
+R6  Where `argosy.Run` owns the loop: no more than `OWN_MAX` attempts in a row of a rank that fails by itself each time.
 """
 
 import re
@@ -21,6 +23,7 @@ from argosy.core import ConfigError, format_ranks
 
 _HOUR_S = 3600.0
 AT_ONCE_S = 1.0
+OWN_MAX = 3
 
 Affected = Callable[[int, Mapping[str, int], str], Sequence[int]]
 
@@ -83,6 +86,8 @@ class Failure(msgspec.Struct, frozen=True):
     """`argosy.Run` owns the step loop, so that the other ranks can wait for this one's replacement."""
     hopeless: bool = False
     """The rank said that a replacement would fail as well."""
+    own: bool = False
+    """It exited or crashed by itself: nobody killed it."""
 
 
 class RestartAfter(msgspec.Struct, frozen=True):
@@ -115,6 +120,18 @@ def _causes(failures: Sequence[Failure]) -> list[Failure]:
     return causes
 
 
+def _own_in_a_row(causes: Sequence[Failure]) -> int:
+    """How often the last rank has failed by itself since it made progress; the failure that ended that counts."""
+    count = 0
+    for failure in reversed(causes):
+        if not failure.own or failure.index != causes[-1].index or (failure.progressed and not count):
+            break
+        count += 1
+        if failure.progressed:
+            break
+    return count
+
+
 def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[str, int]) -> RestartAfter | GiveUp:
     """Return what follows from the last of `failures`; the earlier ones were each answered by a restart."""
     last, causes = failures[-1], _causes(failures)
@@ -135,7 +152,10 @@ def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[
         in_a_row += 1
     if in_a_row > restart.startup_max:  # R2
         return GiveUp(f"{in_a_row} failures in a row before any progress, {restart.startup_max} restarts allowed")
-    recent = sum(1 for failure in causes[:-1] if last.at - failure.at < _HOUR_S)
+    if last.managed and (own := _own_in_a_row(causes)) >= OWN_MAX:  # R6
+        return GiveUp(f"rank {last.index} failed by itself {own} times in a row, without progress")
+    past_hour = [failure for failure in causes[:-1] if last.at - failure.at < _HOUR_S]
+    recent = sum(1 for failure in past_hour if failure.own or not (failure.managed and failure.progressed))
     if recent >= restart.per_hour:  # R3
         return GiveUp(f"{recent} restarts within an hour, {restart.per_hour} allowed")
     affected: Affected = import_module(f"argosy.process.run.policies.{policy}").affected

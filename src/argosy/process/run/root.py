@@ -95,7 +95,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """A rank's process is gone.
 
     `grouped`: some rank had formed a process group of torch's own. `managed`: `argosy.Run` owns the step loop.
-    `hopeless`: it said that a replacement would fail as well.
+    `hopeless`: it said that a replacement would fail as well. `own`: it exited or crashed by itself.
     """
 
     rank: RankId
@@ -104,6 +104,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     grouped: bool = False
     managed: bool = False
     hopeless: bool = False
+    own: bool = False
     oom: str = ""
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
@@ -220,7 +221,9 @@ def _exited(state: RunState, event: Exited, now: float) -> Step:
     if event.status.ok or handled:
         return state, effects
     cause = f"rank {slot.index}: {event.oom or event.status}"
-    failure = Failure(slot.index, now, event.progressed, cause, slot.generation, event.managed, event.hopeless)
+    failure = Failure(
+        slot.index, now, event.progressed, cause, slot.generation, event.managed, event.hopeless, event.own
+    )
     state, more = _failed(state, failure, event.status.shell_code, event.grouped)
     return state, effects + more
 

@@ -5,35 +5,39 @@ from argosy.process.run import facts
 
 
 class Teller:
-    """Puts facts into words, in the order of cause and consequence.
+    """Puts facts into words, in the order of cause and consequence: a failure and what follows from it are one line.
 
-    A restart is decided before the evidence of the failure is on disk: its line waits for the failure's.
+    A restart is decided before the evidence of the failure is on disk, and may be known before it or right after it.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._waiting: list[str] = []
-        self._ahead = 0
-        """Failures that were told and whose consequence was not."""
+        self._failures: list[str] = []
+        """Told to nobody yet: what follows from them comes with the next fact."""
+        self._waiting: list[tuple[str, str]] = []
+        """Consequences that wait for their failure, each with its cause if that is never told."""
 
     def lines(self, fact: facts.AnyFact) -> list[str]:
         """What to say now that `fact` is known."""
         said = [text] if (text := line(fact, self._size)) is not None else []
+        before, self._failures = self._failures, []
         match fact:
+            case facts.IncidentTaken() if self._waiting:
+                return [*before, "; ".join([*said, self._waiting.pop(0)[0]])]
             case facts.IncidentTaken():
-                said += self._waiting[:1]
-                self._ahead += not self._waiting
-                del self._waiting[:1]
+                self._failures = said
+                return before
             case facts.Restarting() | facts.GaveUp():
-                if not self._ahead:
-                    self._waiting += said
-                    return []
-                self._ahead -= 1
+                if before:
+                    return ["; ".join([*before, *said])]
+                cause = f"{fact.cause.partition('; ')[0]}; " if isinstance(fact, facts.Restarting) else ""
+                self._waiting += [(text, cause) for text in said]
+                return []
             case facts.RankStarted() | facts.LaunchEnded():  # No evidence came.
-                said, self._waiting = [*self._waiting, *said], []
+                waited, self._waiting = self._waiting, []
+                return [*before, *(cause + text for text, cause in waited), *said]
             case _:
-                pass
-        return said
+                return [*before, *said]
 
 
 def line(fact: facts.AnyFact, size: int) -> str | None:
@@ -46,7 +50,9 @@ def line(fact: facts.AnyFact, size: int) -> str | None:
         case facts.Restarting(ranks=ranks, generation=generation, cause=cause, delay_s=delay_s):
             later = f" in {delay_s:g} s" if delay_s else ""
             plural = "s" if len(ranks) > 1 else ""
-            return f"{cause}; restarting rank{plural} {format_ranks(ranks)}{later} as generation {generation}"
+            why = cause.partition("; ")[2]  # What follows the failure itself.
+            said = f"restarting rank{plural} {format_ranks(ranks)}{later} as generation {generation}"
+            return f"{why}; {said}" if why else said
         case facts.GaveUp(reason=reason):
             return f"no more restarts: {reason}"
         case facts.HangSeen(summary=summary):
