@@ -2,11 +2,14 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import pytest
 
 from argosy.checkpoint import Keeping, KeepLast, Restored, Saver, StepNotFound, restore
 from argosy.checkpoint.gathering import describe_arrays
@@ -78,6 +81,9 @@ class Training:
     """A training in a process of its own, and what it says."""
 
     def __init__(self, directory: object, keeping: Keeping | None = None, **env: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Else the server cannot import this module early.
+            forkserver.ensure_running()
         self._said, say = WARM.Pipe(duplex=False)
         arguments = (say, str(directory), keeping, env)
         self._process = WARM.Process(target=train, args=arguments, daemon=True)
