@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -53,6 +53,22 @@ class Filling(Protocol):
         ...
 
 
+class Chosen(NamedTuple):
+    """What is written of a snapshot."""
+
+    entries: list[Entry]
+    """All boxes of the rank, some of them in older files."""
+    size: int
+    """So many bytes of the arena."""
+
+    def named(self, directory: str, path: str) -> list[Entry]:
+        """The entries, those of this step in the file that this attempt writes."""
+        own = f"{directory}/"
+        return [
+            msgspec.structs.replace(each, file=path) if each.file.startswith(own) else each for each in self.entries
+        ]
+
+
 class Committer:
     """Commits the saves of one rank, in their order."""
 
@@ -77,11 +93,12 @@ class Committer:
             DeadlinePassed: another rank did not come.
         """
         self._pending = draft.name
-        written: list[Entry] = []
+        chosen: list[Chosen] = []
+        path = ""
         for attempt in range(len(self.retry_after_s) + 1):
             path = f"{draft.name}/{segment_name(self.rank, attempt)}"
             try:
-                self.store.perform(self._operations(path, draft, arena, filling, written), arena, self.before)
+                self.store.perform(self._operations(path, draft, arena, filling, chosen), arena, self.before)
                 break
             except BaseException as error:
                 self._remove(path)
@@ -100,26 +117,25 @@ class Committer:
         else:
             self._await_root(draft)
         self._pending, self._committed = "", draft.name
-        self._previous = {(each.name, str(each.box)): each for each in written}
+        self._previous = {(each.name, str(each.box)): each for each in chosen[0].named(draft.name, path)}
 
     def _operations(
-        self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, written: list[Entry]
+        self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, chosen: "list[Chosen]"
     ) -> Iterator[Operation]:
-        """The plan of this rank, as far as it is known: each write when its bytes are there. Fills `written`."""
+        """The plan of this rank, as far as it is known: each write when its bytes are there.
+
+        What is written is `chosen` once, for all attempts: the header in the arena is made for it.
+        """
         segment = Segment(path, self._sure(draft) if filling else 0)
         for operation in plan_start(segment):
             if filling and isinstance(operation, Write) and isinstance(operation.data, Slice):
                 filling.until(operation.data.start + operation.data.length)
             yield operation
-        if filling:
-            draft = msgspec.structs.replace(draft, entries=filling.entries())
-        entries, size = self._changed(draft, arena)
-        own = f"{draft.name}/"
-        written[:] = [
-            msgspec.structs.replace(each, file=path) if each.file.startswith(own) else each for each in entries
-        ]
-        index = msgspec.json.encode(make_index(draft, written))
-        yield from plan_rest(segment, size, f"{draft.name}/{index_name(self.rank)}", index)
+        if not chosen:
+            entries = filling.entries() if filling else draft.entries
+            chosen.append(self._changed(msgspec.structs.replace(draft, entries=entries), arena))
+        index = msgspec.json.encode(make_index(draft, chosen[0].named(draft.name, path)))
+        yield from plan_rest(segment, chosen[0].size, f"{draft.name}/{index_name(self.rank)}", index)
 
     def _remove(self, path: str) -> None:
         """Give back the room of what was written in vain; if its index is there already, somebody may rely on it."""
@@ -132,8 +148,8 @@ class Committer:
         """How much of the arena is written whatever it will hold: the tail may turn out to be known already."""
         return draft.border if self._previous else draft.bytes
 
-    def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
-        """The entries of the index, some of them in older files, and how much of the arena to write."""
+    def _changed(self, draft: Draft, arena: memoryview) -> "Chosen":
+        """What to write: without the tail, if all of it is in older files that are still there."""
         tail = [each for each in draft.entries if each.offset >= draft.border and each.bytes]
         known: dict[int, Entry] = {}
         for each in tail:
@@ -142,12 +158,12 @@ class Committer:
                 break
             known[id(each)] = old
         if len(known) < len(tail) or not self._are_there({each.file for each in known.values()}):
-            return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
+            return Chosen(draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0)
         head = sorted((each for each in draft.entries if id(each) not in known), key=lambda each: each.offset)
         text = segment_header(head, draft.room)
         arena[: len(text)] = text
         entries = [known.get(id(each), each) for each in draft.entries]
-        return entries, draft.border if any(each.bytes for each in head) else 0
+        return Chosen(entries, draft.border if any(each.bytes for each in head) else 0)
 
     def _are_there(self, older: Iterable[str]) -> bool:
         """Whether nobody removed the files that would be referred to."""
