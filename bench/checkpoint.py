@@ -5,13 +5,14 @@
 The state is 2.15 GB of parameters and two Adam moments (0.27 GB with --quick), in a directory below the current one.
 """
 
+import mmap
 import os
 import shutil
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,15 +32,28 @@ from argosy.transfer import Copy, Member, Split, Spot, State, Tensor, Unit, copy
 BLOCK = 8 << 20
 
 
-def make_state(total: int, layers: int = 32) -> dict[str, torch.Tensor]:
-    side = 1024
-    rows = total // 3 // layers // 4 // side
-    generator = torch.Generator().manual_seed(0)
-    return {
-        f"{key}.{i}": torch.randn(rows, side, generator=generator)
-        for key in ("model", "exp_avg", "exp_avg_sq")
-        for i in range(layers)
-    }
+class Trained:
+    """A model with Adam's moments of so many bytes, and its tensors as DCP takes them."""
+
+    def __init__(self, total: int, seed: int | None, layers: int = 32) -> None:
+        side = 1024
+        rows = total // 3 // layers // 4 // side
+        generator = torch.Generator().manual_seed(seed or 0)
+
+        def tensor() -> torch.Tensor:
+            return torch.zeros(rows, side) if seed is None else torch.randn(rows, side, generator=generator)
+
+        self.model = torch.nn.Module()
+        for i in range(layers):
+            self.model.register_parameter(f"w{i}", torch.nn.Parameter(tensor()))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            moments = {"exp_avg": tensor(), "exp_avg_sq": tensor()}
+            self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
+            self.tensors[name] = parameter.detach()
+            self.tensors |= {f"{name}.{key}": moment for key, moment in moments.items()}
+        self.state = {"model": self.model, "optimizer": self.optimizer}
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -71,8 +85,7 @@ class Bench:
     def __init__(self, options: Options) -> None:
         self.bytes = (256 << 20) if options.quick else (2 << 30)
         self.directory = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir="."))
-        self.state = make_state(self.bytes)
-        self.into = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        self.trained, self.into = Trained(self.bytes, 0), Trained(self.bytes, None)
         self.savers: dict[str, Saver] = {}
         self.count = 0
 
@@ -82,47 +95,62 @@ class Bench:
         path.mkdir(parents=True)
         return path
 
-    def save_argosy(self, name: str = "argosy", arrays: Mapping[str, object] | None = None) -> float:
+    def saver(self, name: str) -> Saver:
         if name not in self.savers:
             self.savers[name] = Saver(self.directory / name, keep=[KeepLast(1)])
+        return self.savers[name]
+
+    def save_argosy(self) -> float:
         self.count += 1
         # Something changes between two saves of a training; tensors that did not would not be written.
-        for tensor in self.state.values():
+        for tensor in self.trained.tensors.values():
             tensor.view(-1)[0] += 1
-        return seconds(lambda: self.savers[name].save({"state": arrays or self.state}, self.count).wait())
+        return seconds(lambda: self.saver("argosy").save(self.trained.state, self.count).wait())
 
     def save_dcp(self, threads: int) -> float:
         path = self.fresh(f"dcp{threads}")
         writer = dcp.FileSystemWriter(path, thread_count=threads)
-        return seconds(lambda: (dcp.save(self.state, storage_writer=writer, no_dist=True), sync_files(path)))
+        tensors = self.trained.tensors
+        return seconds(lambda: (dcp.save(tensors, storage_writer=writer, no_dist=True), sync_files(path)))
 
     def save_torch(self) -> float:
         path = self.fresh("torch")
-        return seconds(lambda: (torch.save(self.state, path / "state.pt"), sync_files(path)))
+        return seconds(lambda: (torch.save(self.trained.tensors, path / "state.pt"), sync_files(path)))
 
-    def save_raw(self) -> float:
-        path = self.fresh("raw") / "bytes"
-        buffer = aligned(BLOCK)
-        buffer.write(os.urandom(BLOCK))
-        fd = open_direct(path, os.O_WRONLY | os.O_CREAT)
+    def raw(self, *, write: bool, huge: bool = True) -> float:
+        """Four threads move the same bytes by O_DIRECT between a file and a few warm buffers."""
+        path = self.directory / "raw"
+        buffers = [aligned(BLOCK) for _ in range(4)]
+        for buffer in buffers:
+            if huge:
+                buffer.madvise(mmap.MADV_HUGEPAGE)
+            buffer.write(os.urandom(BLOCK))
+        fd = open_direct(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if write else 0))
 
-        def write() -> None:
-            os.posix_fallocate(fd, 0, self.bytes)
+        def one(thread: int) -> None:
+            move = os.pwritev if write else os.preadv
+            for at in range(thread * BLOCK, self.bytes, 4 * BLOCK):
+                move(fd, [buffers[thread]], at)
+
+        def all_() -> None:
+            if write:
+                os.posix_fallocate(fd, 0, self.bytes)
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda at: os.pwrite(fd, memoryview(buffer), at), range(0, self.bytes, BLOCK)))
+                list(pool.map(one, range(4)))
             os.fdatasync(fd)
 
-        taken = seconds(write)
+        taken = seconds(all_)
         os.close(fd)
         return taken
 
     def load_argosy(self) -> float:
         drop_cache(self.directory / "argosy")
-        return seconds(lambda: restore(self.directory / "argosy", into={"state": self.into}))
+        return seconds(lambda: restore(self.directory / "argosy", into=self.into.state))
 
     def load_dcp(self) -> float:
         drop_cache(self.directory / "dcp1")
-        return seconds(lambda: dcp.load(self.into, checkpoint_id=self.directory / "dcp1", no_dist=True))
+        path = self.directory / "dcp1"
+        return seconds(lambda: dcp.load(self.into.tensors, checkpoint_id=path, no_dist=True))
 
     def load_torch(self) -> float:
         drop_cache(self.directory / "torch")
@@ -212,6 +240,13 @@ def plan_save() -> float:
     return seconds(plan)
 
 
+def parameters(count: int, cells: int) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for i in range(count):
+        module.register_parameter(f"t{i}", torch.nn.Parameter(torch.zeros(cells)))
+    return module
+
+
 def disk_rows(bench: Bench) -> list[Row]:
     return [
         Row(
@@ -219,7 +254,8 @@ def disk_rows(bench: Bench) -> list[Row]:
             title=f"durable save of {bench.bytes / 1e9:.2f} GB",
             base="DCP",
             contenders=[
-                Contender(name="raw O_DIRECT", sample=bench.save_raw, warm_up=True),
+                Contender(name="raw O_DIRECT", sample=lambda: bench.raw(write=True), warm_up=True),
+                Contender(name="raw, small pages", sample=lambda: bench.raw(write=True, huge=False), warm_up=True),
                 Contender(name="argosy", sample=bench.save_argosy, warm_up=True),
                 Contender(name="DCP", sample=lambda: bench.save_dcp(1), warm_up=True),
                 Contender(name="DCP 2 threads", sample=lambda: bench.save_dcp(2), warm_up=True),
@@ -235,6 +271,7 @@ def disk_rows(bench: Bench) -> list[Row]:
             title="load from cold files, Argosy's verified",
             base="DCP",
             contenders=[
+                Contender(name="raw O_DIRECT", sample=lambda: bench.raw(write=False), warm_up=True),
                 Contender(name="argosy", sample=bench.load_argosy, warm_up=True),
                 Contender(name="DCP", sample=bench.load_dcp, warm_up=True),
                 Contender(name="torch.load", sample=bench.load_torch, warm_up=True),
@@ -276,26 +313,35 @@ def memory_rows(bench: Bench) -> list[Row]:
 
 
 def count_rows(bench: Bench, options: Options) -> list[Row]:
-    side = 100 * 1024 // 4
-    small = {f"t{i}": torch.zeros(side) for i in range(1000 if options.quick else 10_000)}
-    large = {"t": torch.zeros(side * len(small))}
+    cells, count = 100 * 1024 // 4, 1000 if options.quick else 10_000
+    models = {"many": parameters(count, cells), "one": parameters(1, count * cells)}
 
-    def touched(name: str, tensors: dict[str, torch.Tensor]) -> float:
-        for tensor in tensors.values():
-            tensor += 1
-        return bench.save_argosy(name, tensors)
+    def save(name: str) -> float:
+        with torch.no_grad():
+            for parameter in models[name].parameters():
+                parameter += 1
+        bench.count += 1
+        return seconds(lambda: bench.saver(name).save(models[name], bench.count).wait())
 
-    return [
-        Row(
-            key="small",
-            title=f"{len(small):,} tensors of 100 KiB beside one of the same bytes",
+    def load(name: str) -> float:
+        drop_cache(bench.directory / name)
+        return seconds(lambda: restore(bench.directory / name, into=models[name], fresh=True))
+
+    def row(key: str, title: str, sample: Callable[[str], float]) -> Row:
+        return Row(
+            key=key,
+            title=f"{title} {count:,} tensors of 100 KiB beside one of the same bytes",
             base="one tensor",
             contenders=[
-                Contender(name="many tensors", sample=lambda: touched("many", small), warm_up=True),
-                Contender(name="one tensor", sample=lambda: touched("one", large), warm_up=True),
+                Contender(name="many tensors", sample=lambda: sample("many"), warm_up=True),
+                Contender(name="one tensor", sample=lambda: sample("one"), warm_up=True),
             ],
             goals=[Goal(of="many tensors", times_of="one tensor", times=1 / 1.3)],
-        ),
+        )
+
+    return [
+        row("small", "save", save),
+        row("small-load", "load", load),
         Row(
             key="plan",
             title="plans: 4,000 tensors from 64 to 128 ranks; a save of 1,024 tensors on 2,048",

@@ -3,6 +3,8 @@
 //! Word i (32 bits) of the row-major tensor contributes `x_i * k[i mod 1024] * r(i div 1024)` modulo 2^64, with two
 //! sets of keys. Bytes of a word that are not there count as zero, so sums of disjoint boxes add up.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 const WORDS: usize = 1024;
 const BLOCK: usize = 4 * WORDS;
 /// How many bytes ahead memory is asked for.
@@ -243,42 +245,53 @@ unsafe fn perform(job: &Job) -> Sums {
 /// As `perform`.
 pub unsafe fn perform_moved(job: &Job, base: usize) -> Sums {
     let sums = perform(&Job { source: base + job.source, ..*job });
-    #[cfg(target_arch = "x86_64")]
-    std::arch::x86_64::_mm_sfence();
+    fence_streams();
     sums
 }
 
-/// Perform all jobs on up to `threads` threads; sums in the order of the jobs.
+/// Perform all jobs on up to `threads` threads; sums in the order of the jobs. One thread counts in `done` how many of
+/// them are complete, in their order; several say so at the end.
 ///
 /// # Safety
 /// As `perform`, for each job; no destination may overlap another job's memory.
-pub unsafe fn perform_all(jobs: &[Job], threads: usize) -> Vec<Sums> {
+pub unsafe fn perform_all(jobs: &[Job], threads: usize, done: &AtomicU64) -> Vec<Sums> {
     let mut sums = vec![[0u64; 2]; jobs.len()];
     let total: usize = jobs.iter().map(Job::bytes).sum();
     if threads <= 1 || total < 1 << 20 {
-        for (sum, job) in sums.iter_mut().zip(jobs) {
+        for (number, (sum, job)) in sums.iter_mut().zip(jobs).enumerate() {
             *sum = perform(job);
+            fence_streams();
+            done.store(number as u64 + 1, Ordering::Release);
         }
-    } else {
-        std::thread::scope(|scope| {
-            let (mut jobs, mut sums) = (jobs, sums.as_mut_slice());
-            while !jobs.is_empty() {
-                let mut bytes = 0;
-                let wanted = total.div_ceil(threads);
-                let count = jobs.iter().take_while(|job| (bytes < wanted, bytes += job.bytes()).0).count();
-                let (mine, rest) = jobs.split_at(count);
-                let (out, others) = std::mem::take(&mut sums).split_at_mut(count);
-                (jobs, sums) = (rest, others);
-                scope.spawn(move || {
-                    for (sum, job) in out.iter_mut().zip(mine) {
-                        // SAFETY: the caller's promise holds for every job.
-                        *sum = unsafe { perform(job) };
-                    }
-                });
-            }
-        });
+        return sums;
     }
-    #[cfg(target_arch = "x86_64")]
-    std::arch::x86_64::_mm_sfence(); // Streamed stores are seen by others only behind a fence.
+    std::thread::scope(|scope| {
+        let (mut jobs, mut sums) = (jobs, sums.as_mut_slice());
+        while !jobs.is_empty() {
+            let mut bytes = 0;
+            let wanted = total.div_ceil(threads);
+            let count = jobs.iter().take_while(|job| (bytes < wanted, bytes += job.bytes()).0).count();
+            let (mine, rest) = jobs.split_at(count);
+            let (out, others) = std::mem::take(&mut sums).split_at_mut(count);
+            (jobs, sums) = (rest, others);
+            scope.spawn(move || {
+                for (sum, job) in out.iter_mut().zip(mine) {
+                    // SAFETY: the caller's promise holds for every job.
+                    *sum = unsafe { perform(job) };
+                }
+                fence_streams();
+            });
+        }
+    });
+    done.store(jobs.len() as u64, Ordering::Release);
     sums
+}
+
+/// Streamed stores are seen by others only behind a fence of the thread that made them.
+fn fence_streams() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }

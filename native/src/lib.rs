@@ -10,6 +10,7 @@ mod reduce;
 mod segment;
 mod syscalls;
 
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -39,14 +40,23 @@ fn pidfd_exit_status(py: Python<'_>, pidfd: i32) -> PyResult<Option<i32>> {
 ///
 /// A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
 /// then three strides each of source, destination and logical position. The caller keeps the memory alive.
+/// If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
 #[pyfunction]
-fn copy_digest<'py>(py: Python<'py>, table: &[u8], threads: usize) -> PyResult<Bound<'py, PyBytes>> {
+fn copy_digest<'py>(
+    py: Python<'py>,
+    table: &[u8],
+    threads: usize,
+    progress: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
     if table.len() % digest::JOB_BYTES != 0 {
         return Err(PyValueError::new_err("a record has 128 bytes"));
     }
     let jobs: Vec<_> = table.chunks_exact(digest::JOB_BYTES).map(digest::Job::parse).collect();
+    let nowhere = AtomicU64::new(0);
+    // SAFETY: the caller names a word that it keeps alive and only reads.
+    let done = if progress == 0 { &nowhere } else { unsafe { AtomicU64::from_ptr(progress as *mut u64) } };
     // SAFETY: the caller names memory that it keeps alive and that no two jobs write.
-    let sums = py.detach(|| unsafe { digest::perform_all(&jobs, threads) });
+    let sums = py.detach(|| unsafe { digest::perform_all(&jobs, threads, done) });
     let bytes: Vec<u8> = sums.iter().flatten().flat_map(|sum| sum.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))
 }

@@ -8,11 +8,12 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 def pidfd_exit_status(pidfd: int) -> int | None:
     """The wait status of the process behind `pidfd`, whoever reaped it; None if the kernel cannot tell."""
 
-def copy_digest(table: bytes, threads: int) -> bytes:
+def copy_digest(table: bytes, threads: int, progress: int) -> bytes:
     """Copy strided boxes between addresses and return the digest sums of each: 16 bytes per record of `table`.
 
     A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
     then three strides each of source, destination and logical position. The caller keeps the memory alive.
+    If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
     """
 
 def write_files(table: bytes, threads: int) -> None:

@@ -50,16 +50,18 @@ def pidfd_exit_status(pidfd: int) -> int | None:
     return answer[-1] if answer[0] & _PIDFD_INFO_EXIT else None
 
 
-def copy_digest(table: bytes, threads: int) -> bytes:
+def copy_digest(table: bytes, threads: int, progress: int) -> bytes:
     """Copy strided boxes between addresses and return the digest sums of each: 16 bytes per record of `table`.
 
     A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
     then three strides each of source, destination and logical position. The caller keeps the memory alive.
+    If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
     """
     if len(table) % _JOB.size:
         raise ValueError("a record has 128 bytes")
     answers = bytearray()
-    for job in _JOB.iter_unpack(table):
+    done = ctypes.c_uint64.from_address(progress) if progress else ctypes.c_uint64()
+    for number, job in enumerate(_JOB.iter_unpack(table)):
         sums = [0, 0]
         for source, destination, logical in _runs(job):
             data = ctypes.string_at(source, job[3])
@@ -68,6 +70,7 @@ def copy_digest(table: bytes, threads: int) -> bytes:
             for set_, sum_ in enumerate(_run_sums(data, logical)):
                 sums[set_] = (sums[set_] + sum_) % 2**64
         answers += struct.pack("<2Q", *sums)
+        done.value = number + 1
     return bytes(answers)
 
 
@@ -105,7 +108,7 @@ def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
                 base = ctypes.addressof(anchor)
                 moved = [(base + job[0], *job[1:]) for job in listed[first : first + count]]
                 table = b"".join(_JOB.pack(*job) for job in moved)
-                sums[16 * first : 16 * (first + count)] = copy_digest(table, 1)
+                sums[16 * first : 16 * (first + count)] = copy_digest(table, 1, 0)
                 del anchor
     return bytes(counts + sums)
 

@@ -1,9 +1,8 @@
-"""Trainings with a keeper, in processes of their own, and the keepers' end."""
+"""Runs with keepers, what those hold, and their end."""
 
 import mmap
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,63 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
+from checkpoint.trainings import Training
 
 import argosy
-from argosy.checkpoint import Keeping, Restored
+from argosy.checkpoint import Keeping
 from argosy.checkpoint.keeper.life import OfProcess, known_keepers
 from argosy.checkpoint.keeper.messages import Kept, Take, keeper_decoder
 from argosy.checkpoint.keeper.source import keeper_sources
 from argosy.fabric import connect
-
-CELLS = 300_001
-TRAINING = f"""
-import os, sys
-import numpy as np
-from argosy.checkpoint import Keeping, KeepLast, Saver, StepNotFound, restore
-from argosy.checkpoint.keeper.life import OfProcess
-directory, pid, begun, peer = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "peer"
-rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-if size > 1:
-    import torch.distributed as dist
-    dist.init_process_group("gloo", store=dist.FileStore(os.environ["RENDEZVOUS"], size), rank=rank, world_size=size)
-number, source = 0, "nothing"
-state = {{name: np.zeros({CELLS}, "<f4") for name in ("weight", "moment")}}
-def described():
-    from argosy.checkpoint.gathering import describe_arrays
-    from argosy.transfer import Member, replicated
-    found = describe_arrays(state)
-    found.rank, found.size = rank, size
-    for unit in found.units.values():
-        member = unit.members["value"]
-        layout = replicated(member.shape, tuple(range(size)))
-        unit.members["value"] = Member("value", "parameter", member.dtype, layout, member.local)
-    return found
-print("restoring", flush=True)
-try:
-    restored = restore(directory, into=described())
-    number, source = restored.step, restored.source
-except StepNotFound:
-    pass
-keeping = Keeping(life=OfProcess(pid, begun), peer=peer)
-saver = Saver(directory, keep=[KeepLast(2)], keeping=keeping)
-print("begun", number, source, flush=True)
-while True:
-    number += 1
-    state["weight"][:] = np.random.default_rng(number).random({CELLS}, np.float32)
-    state["moment"][:] = -state["weight"]
-    print("saving", number, flush=True)
-    handle = saver.save(described(), number)
-    handle.copied.result(60)
-    print("copied", number, flush=True)
-    if number % 3 == 0:
-        try:
-            handle.wait(60)
-            print("durable", number, flush=True)
-        except Exception as error:
-            print("failed", number, error, flush=True)
-"""
 
 
 @dataclass
@@ -78,17 +29,15 @@ class Run:
     home: Path
     keeper_life: psutil.Process
 
-    def train(self, *, peer: bool = False, **env: str) -> "subprocess.Popen[str]":
-        life = [str(self.keeper_life.pid), repr(self.keeper_life.create_time())]
-        command = [sys.executable, "-c", TRAINING, str(self.directory), *life, "peer" if peer else "alone"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment(**env))
+    def train(self, *, peer: bool = False, **env: str) -> Training:
+        return Training(self.directory, self.keeping(peer=peer), **self.places(), **env)
 
     def keeping(self, **options: object) -> Keeping:
         return Keeping(life=OfProcess(self.keeper_life.pid, self.keeper_life.create_time()), **options)
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def places(self) -> dict[str, str]:
         paths = {"PYTHONPATH": str(Path(argosy.__file__).parents[1]), "ARGOSY_RUNTIME_DIR": str(self.home)}
-        return os.environ | paths | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | more
+        return paths | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
     def keepers(self, kind: str = "") -> list[psutil.Process]:
         """The living keepers that listen in this home; `kind` is sock or peer."""
@@ -104,7 +53,7 @@ class Run:
 def a_run(directory: Path) -> Iterator[Run]:
     """A run whose keepers end with this block."""
     with tempfile.TemporaryDirectory(prefix="argosy-") as home:
-        with subprocess.Popen(["sleep", "600"]) as life:
+        with subprocess.Popen(["sleep", "3600"]) as life:
             run = Run(directory, Path(home), psutil.Process(life.pid))
             try:
                 yield run
@@ -117,22 +66,6 @@ def a_run(directory: Path) -> Iterator[Run]:
                 assert run.keepers() == [], "a keeper outlived its run"
         for path in Path(home).iterdir():  # Logs of keepers that were killed.
             path.unlink()
-
-
-def is_saved(found: Restored, step: int) -> bool:
-    wanted = np.random.default_rng(step).random(CELLS, np.float32)
-    tensors = found.tensors
-    return tensors["weight"].numpy().tobytes() == wanted.tobytes() == (-tensors["moment"].numpy()).tobytes()
-
-
-def read_until(process: "subprocess.Popen[str]", word: str, number: int = 0) -> list[str]:
-    """Read a training's lines up to one of this word and at least this number; returns the words behind it."""
-    assert process.stdout
-    for line in process.stdout:
-        first, *rest = line.split()
-        if first == word and (not number or int(rest[0]) >= number):
-            return rest
-    raise AssertionError(f"no {word} {number}")
 
 
 def wait_for(ready: Callable[[], object], what: str) -> None:

@@ -1,17 +1,24 @@
 """Saves by two ranks and a root as values, and what a restore makes of the files that they left."""
 
-import ctypes
-
 import msgspec
 import numpy as np
 from checkpoint.disk import CrashingDisk, MemoryFiles
 
 from argosy.checkpoint.arranging import arrange, copies, entry, make_index, shares
-from argosy.checkpoint.format import CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
-from argosy.checkpoint.operations import Operation, index_name, make_root, plan_rank, plan_root, segment_name
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
+from argosy.checkpoint.operations import (
+    Operation,
+    Segment,
+    index_name,
+    make_root,
+    plan_rest,
+    plan_root,
+    plan_start,
+    segment_name,
+)
 from argosy.checkpoint.reading import all_chunks, find_step
-from argosy.checkpoint.verifying import read_chunks
-from argosy.transfer import Member, Split, State, Unit, copy_boxes, sharded
+from argosy.checkpoint.verifying import Reading
+from argosy.transfer import Copy, Member, Split, Spot, State, Unit, copy_boxes, sharded
 
 CELLS = 3000
 
@@ -32,8 +39,10 @@ def rank_plan(step: int, rank: int, attempt: str) -> tuple[list[Operation], byte
     name = step_name(step, attempt)
     sums = [sums_text(s) for s in copy_boxes(copies(found[0], half.ctypes.data, arena.ctypes.data))]
     draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=len(text))
-    data = msgspec.json.encode(make_index(draft, [entry(found[0], f"{name}/{segment_name(rank)}", sums)]))
-    return plan_rank(name, rank, size, data), arena.tobytes(), data
+    data = msgspec.json.encode(make_index(draft, [entry(found[0], sums, f"{name}/{segment_name(rank)}")]))
+    # Pieces of a block: the second one is written while the snapshot is being made.
+    segment = Segment(f"{name}/{segment_name(rank)}", size, BLOCK)
+    return plan_start(segment) + plan_rest(segment, size, f"{name}/{index_name(rank)}", data), arena.tobytes(), data
 
 
 def save(step: int, attempt: str) -> tuple[list[list[Operation]], list[bytes], list[Operation]]:
@@ -66,12 +75,11 @@ def loaded(files: dict[str, bytes]) -> int | None:
             found = np.zeros(CELLS, np.uint32)
 
             def sink(entry, box, address, found=found):
-                raw = ctypes.string_at(address, box.cells * 4)
-                found[box.start[0] : box.stop[0]] = np.frombuffer(raw, np.uint32)
-                return []
+                to = Spot(found.ctypes.data + 4 * box.start[0], (1,))
+                return [Copy(box, entry.shape, 4, Spot(address, (1,)), to)]
 
             try:
-                read_chunks(MemoryFiles(files), all_chunks(step.entries), sink)
+                Reading(MemoryFiles(files), all_chunks(step.entries), sink).fill()
             except CorruptShard:
                 continue
             assert {(each.name, each.shape, each.dtype) for each in step.entries} == {("w", (CELLS,), "U32")}, "C1"

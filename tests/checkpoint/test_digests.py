@@ -119,7 +119,7 @@ def shipment() -> tuple[Draft, Arena]:
     entries = []
     for share in found:
         sums = copy_boxes(copies(share, arrays[share.name].ctypes.data, arena.address))
-        entries.append(entry(share, "step-000000000007-aa/rank-00003.safetensors", list(map(sums_text, sums))))
+        entries.append(entry(share, list(map(sums_text, sums)), "step-000000000007-aa/rank-00003.safetensors"))
     more = {"border": border, "bytes": size, "room": len(text), "values": {"epoch": 41}}
     return Draft(step=7, name="step-000000000007-aa", rank=3, size=4, entries=entries, **more), arena
 

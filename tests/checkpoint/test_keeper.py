@@ -5,11 +5,13 @@ import os
 import random
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint.keepers import Run, a_run, flip, holdings, is_saved, read_until, wait_for
+from checkpoint.keepers import Run, a_run, flip, holdings, wait_for
+from checkpoint.trainings import is_saved
 
 from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Overtaken, Saver, list_steps, restore
 from argosy.checkpoint.arena import Arena
@@ -20,11 +22,9 @@ def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
     store = f"{run.directory}.store"
     ranks = [run.train(RANK=str(r), WORLD_SIZE="2", RENDEZVOUS=store) for r in (0, 1)]
     for process in ranks:
-        read_until(process, "copied", 4)
+        process.until("copied", 4)
     for process in ranks:
         process.kill()
-        process.wait()
-        process.stdout.close()
     found = restore(run.directory)
     assert found.step >= 3
     assert is_saved(found, found.step)
@@ -33,15 +33,15 @@ def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
     assert str(found).endswith("s, verified")
     # As many ranks as one likes go on from there.
     with run.train() as again:
-        step, *source = read_until(again, "begun")
-        assert " ".join(source) == "the keeper of this host"
-        assert int(step) >= found.step
+        step, *source = again.until("begun")
+        assert source == ["the keeper of this host"]
+        assert step >= found.step
         again.kill()
 
 
 def test_the_keeper_writes_what_dead_ranks_left(run: Run):
     with run.train() as process:
-        read_until(process, "copied", 2)
+        process.until("copied", 2)
         process.kill()
     held = restore(run.directory).step
     wait_for(lambda: any(each.step == held for each in list_steps(run.directory)), "its newest snapshot on disk")
@@ -70,9 +70,51 @@ def test_a_killed_keeper_costs_no_save(run: Run):
     assert any("is written by its ranks" in line for line in said)
 
 
+def test_k2_a_stopped_keeper_holds_training_up_once_and_is_joined_again_when_it_answers(run: Run):
+    said: list[str] = []
+    with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping(), say=said.append) as saver:
+        saver._writer._tried_at = float("-inf")  # It may be looked for at once.
+        state = {"a": np.arange(100_000)}
+        saver.save(state, 1).wait(30)
+        (keeper,) = run.keepers()
+        keeper.suspend()
+        for step in (2, 3, 4):
+            state["a"] += 1
+            saver.save(state, step).wait(30)
+        assert sum("does not answer" in line and "stopped" in line for line in said) == 1
+        found = restore(run.directory)
+        assert (found.step, found.source) == (4, "disk")
+        assert any("an answer from the keeper of this host" in line for line in found.skipped)
+        keeper.resume()
+        steps = count(5)
+
+        def kept() -> bool:
+            step = next(steps)
+            state["a"] += 1
+            saver.save(state, step).wait(30)
+            return restore(run.directory).source == "the keeper of this host"
+
+        saver._writer._tried_at = float("-inf")
+        wait_for(kept, "the keeper again")
+        assert np.array_equal(restore(run.directory).tensors["a"].numpy(), state["a"])
+        assert restore(run.directory, step=1).step == 1
+
+
+def test_new_ranks_beside_a_stopped_keeper_are_told_who_holds_the_directory(run: Run):
+    said: list[str] = []
+    with Saver(run.directory, keeping=run.keeping()) as saver:
+        saver.save({"a": np.arange(10)}, 1).wait(30)
+        (keeper,) = run.keepers()
+        keeper.suspend()
+        with pytest.raises(DirectoryInUse, match=f"{keeper.pid}"):
+            Saver(run.directory, keeping=run.keeping(), say=said.append)
+        assert "it does not answer" in said[0]
+        keeper.resume()
+
+
 def test_kept_by_the_peer_when_the_keeper_dies_too(run: Run):
     with run.train(peer=True) as process:
-        read_until(process, "durable", 3)
+        process.until("durable", 3)
         (peer,) = run.keepers("peer")
         wait_for(lambda: holdings(run, "peer"), "a shipment")
         (keeper,) = run.keepers("sock")
@@ -224,7 +266,7 @@ def test_nothing_is_left_behind(run: Run):
     assert len(os.listdir("/proc/self/fd")) <= before
     # Arenas have no names: they are gone with the processes that hold them, and those end with the run.
     assert "argosy-arena" not in Path("/proc/self/maps").read_text()
-    assert not (run.directory / "checkpoints/owner.json").exists()
+    wait_for(lambda: not (run.directory / "checkpoints/owner.json").exists(), "the directory let go")
 
 
 KB = 1000

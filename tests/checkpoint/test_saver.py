@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ from argosy.checkpoint import (
     TornSnapshot,
     restore,
 )
-from argosy.checkpoint.operations import Create, Operation, Sync, Write
+from argosy.checkpoint.format import Entry
+from argosy.checkpoint.operations import WRITE_BYTES, Create, Operation, Sync, Write
 from argosy.core import ConfigError
 from argosy.transfer import Adoption, State, Unit, flat_members
 
@@ -265,22 +267,87 @@ def test_a_newer_format_is_refused(tmp_path: Path):
     assert "has format 99" in caught.value.hint
 
 
-def test_a_write_during_the_copy_is_found(tmp_path: Path):
+def test_a_write_during_the_copy_is_found():
     """Written behind the optimizer's back, as `.data` allows: the snapshot is discarded and training goes on."""
     from argosy.checkpoint.arena import Arena
     from argosy.checkpoint.arranging import arrange, shares
     from argosy.checkpoint.snapshot import Snapshot
     from argosy.transfer import describe
 
-    weight = torch.nn.Linear(512, 512)
-    found = shares(describe(weight))
+    module = torch.nn.Module()
+    module.register_parameter("weight", torch.nn.Parameter(torch.zeros(32 << 20)))
+    found = shares(describe(module))
     text, _, size = arrange(found)
-    snapshot = Snapshot(found, Arena(size), text, sample=1)
-    snapshot._done.wait()
-    weight.weight.data[3, 5] += 1
-    snapshot.wait()
+    for _ in range(20):
+        snapshot = Snapshot(found, Arena(size), text, sample=1)
+        snapshot.until(len(text) + 1)  # Its first chunk is copied, the others are not.
+        module.weight.data[5] += 1
+        in_time = not snapshot._done.is_set()
+        snapshot.wait()
+        if in_time:
+            break
     assert isinstance(snapshot.error, TornSnapshot)
     assert "weight" in str(snapshot.error)
+    with pytest.raises(TornSnapshot):
+        snapshot.until(size)
+
+
+def test_writing_begins_during_the_copy_and_what_was_written_of_a_torn_snapshot_is_removed(tmp_path: Path):
+    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.format import Draft
+    from argosy.checkpoint.stores import open_store
+
+    size = 3 * WRITE_BYTES
+    arena = memoryview(mmap.mmap(-1, size))
+    committer = Committer(open_store(tmp_path, new=True), 0, 1, (KeepLast(1),), lambda _: None)
+    draft = Draft(step=1, name="step-000000000001-aa", rank=0, size=1, entries=[], border=size, bytes=size, room=4096)
+    seen: list[int] = []
+
+    class Filling:
+        def until(self, end: int) -> None:
+            seen.append(end)
+
+        def entries(self) -> list[Entry]:
+            seen.append(len(list(tmp_path.rglob("*.safetensors"))))
+            raise TornSnapshot("w was written to while it was copied")
+
+    with pytest.raises(TornSnapshot):
+        committer.commit(draft, arena, Filling())
+    assert seen == [2 * WRITE_BYTES, 3 * WRITE_BYTES, 1]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["rank-00000.failed"]
+    with pytest.raises(StepNotFound):
+        restore(tmp_path)
+
+
+def test_memory_is_used_again_only_when_nothing_is_copied_into_it_any_more(tmp_path: Path):
+    """The disk fails at once, the copy goes on: the next save must not get memory that is still written to."""
+    from argosy.checkpoint.arena import Arena
+    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.format import Draft
+    from argosy.checkpoint.stores import open_store
+    from argosy.checkpoint.writing import OwnWriter
+
+    committer = Committer(open_store(tmp_path / "run", new=True), 0, 1, (KeepLast(1),), lambda _: None)
+    committer.retry_after_s = ()
+    writer = OwnWriter(committer, None)
+    (tmp_path / "run").touch()  # Where a directory should be.
+    seen: list[object] = []
+
+    class Filling:
+        arena = Arena(100)
+
+        def until(self, end: int) -> None: ...
+
+        def entries(self) -> list[Entry]:
+            seen.append("copied")
+            return []
+
+    draft = Draft(step=1, name="step-000000000001-aa", rank=0, size=1, entries=[], border=100, bytes=100, room=4096)
+    writer.submit(draft, Filling(), seen.append)
+    assert seen[0] == "copied"
+    assert isinstance(seen[1], OSError)
+    assert writer.lend(100) is Filling.arena
+    writer.close()
 
 
 def test_the_next_step_waits_for_the_copy(tmp_path: Path):
@@ -328,6 +395,8 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
                 keeper.save(state, 2 + position).wait(30)
             assert restore(tmp_path, into=trained(0)).step in (2 + position - 1, 2, 2 + position)
             said.clear()
+            # What was written in vain gives its room back.
+            assert all((path.parent / "root.json").exists() for path in tmp_path.rglob("*.1.safetensors"))
             keeper._committer.before = None
         keeper._committer.before = at(3, always=False)
         handle = keeper.save(state, 100)

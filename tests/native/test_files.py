@@ -55,8 +55,20 @@ def test_what_is_read_is_copied_and_summed(module: ModuleType, tmp_path: Path):
     again = np.frombuffer(data, np.uint8)
     base = again.ctypes.data
     wanted = [job(base + 4, 0, 4_000, 4), job(base + 4_004, 0, 90, 8), job(base + 16_384, 0, 1_000)]
-    assert answer[16:] == _reference.copy_digest(packed(*wanted), 1)
+    assert answer[16:] == _reference.copy_digest(packed(*wanted), 1, 0)
     assert short == struct.pack("<q", 20_000 - 16_384) + bytes(16)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_progress_counts_what_is_complete(module: ModuleType, threads: int):
+    data = np.frombuffer(random.Random(2).randbytes(1 << 21), np.uint8)
+    into, done = np.zeros(1 << 21, np.uint8), np.zeros(1, np.uint64)
+    half = 1 << 20
+    rows = packed(*(job(data.ctypes.data + at, into.ctypes.data + at, half, at) for at in (0, half)))
+    answer = module.copy_digest(rows, threads, done.ctypes.data)
+    assert done[0] == 2
+    assert into.tobytes() == data.tobytes()
+    assert answer == module.copy_digest(rows, threads, 0)
 
 
 def test_errors_keep_their_number(module: ModuleType, tmp_path: Path):

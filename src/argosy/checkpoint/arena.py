@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 
 from argosy.checkpoint.format import BLOCK
 
@@ -23,8 +24,12 @@ class Arena:
         if fd is None:
             # Memory that no other process will see; its first touch is cheaper than that of a descriptor's.
             self.map = mmap.mmap(-1, room_of(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(OSError, AttributeError):  # A disk takes large pages at up to three times the speed.
+                self.map.madvise(mmap.MADV_HUGEPAGE)
         else:
-            self.map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            # Whom it was lent touches it all at once; the keeper, which has others to answer, when it is read.
+            populate = getattr(mmap, "MAP_POPULATE", 0) if slot else 0
+            self.map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | populate)
         self.size = len(self.map) - BLOCK
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 

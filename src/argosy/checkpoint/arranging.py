@@ -118,13 +118,17 @@ def copies(share: Share, address: int, arena: int) -> list[Copy]:
     size = member.itemsize
     found: list[Copy] = []
     for box, offset in chunks(share.box, member.dtype, share.offset):
+        if box is piece.box:  # All of it at once, as most are.
+            source = Spot(address + piece.offset * size, piece.strides)
+            found.append(Copy(box, member.shape, size, source, Spot(arena + offset, strides_of(box.shape))))
+            continue
         inside = [a - b for a, b in zip(box.start, piece.box.start, strict=True)]
         source = spot(address + piece.offset * size, size, piece.strides, inside)
         found.append(Copy(box, member.shape, size, source, Spot(arena + offset, strides_of(box.shape))))
     return found
 
 
-def entry(share: Share, file: str, sums: list[str]) -> Entry:
+def entry(share: Share, sums: list[str], file: str) -> Entry:
     """How the index speaks of a share."""
     return Entry(
         name=share.name,

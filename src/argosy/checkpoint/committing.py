@@ -2,9 +2,10 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,13 +16,17 @@ from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, 
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
+    Segment,
+    Slice,
+    Write,
     index_name,
     is_under_way,
     make_root,
     plan_deletions,
-    plan_rank,
+    plan_rest,
     plan_root,
     plan_small,
+    plan_start,
     segment_name,
 )
 from argosy.checkpoint.owner import Owner, release, take
@@ -34,6 +39,34 @@ from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 RETRY_AFTER_S = (0.2, 1.0, 5.0)
 RANKS_TIMEOUT_S = 600.0
 PINS = "pins.json"
+
+
+class Filling(Protocol):
+    """A snapshot that is being made."""
+
+    def until(self, end: int) -> None:
+        """Return when the first `end` bytes of its arena are copied; raises what went wrong, if it did."""
+        ...
+
+    def entries(self) -> list[Entry]:
+        """All its boxes with their sums, when it is whole; raises what went wrong, if it did."""
+        ...
+
+
+class Chosen(NamedTuple):
+    """What is written of a snapshot."""
+
+    entries: list[Entry]
+    """All boxes of the rank, some of them in older files."""
+    size: int
+    """So many bytes of the arena."""
+
+    def named(self, directory: str, path: str) -> list[Entry]:
+        """The entries, those of this step in the file that this attempt writes."""
+        own = f"{directory}/"
+        return [
+            msgspec.structs.replace(each, file=path) if each.file.startswith(own) else each for each in self.entries
+        ]
 
 
 class Committer:
@@ -50,26 +83,31 @@ class Committer:
         self._previous: dict[tuple[str, str], Entry] = {}
         self._pending = self._committed = ""
 
-    def commit(self, draft: Draft, arena: memoryview) -> None:
-        """Make a snapshot durable.
+    def commit(self, draft: Draft, arena: memoryview, filling: Filling | None = None) -> None:
+        """Make a snapshot durable; its writing begins while it is still being copied, if it is (`filling`).
 
         Raises:
+            TornSnapshot: it did not become whole.
             OSError: the disk refused again and again.
             PeerLost: another rank could not write its part.
             DeadlinePassed: another rank did not come.
         """
         self._pending = draft.name
-        entries, size = self._changed(draft, arena)
+        chosen: list[Chosen] = []
+        path = ""
         for attempt in range(len(self.retry_after_s) + 1):
+            path = f"{draft.name}/{segment_name(self.rank, attempt)}"
             try:
-                entries = self._write_rank(draft, arena, entries, size, attempt)
+                self.store.perform(self._operations(path, draft, arena, filling, chosen), arena, self.before)
                 break
-            except OSError as error:
-                if attempt == len(self.retry_after_s):
+            except BaseException as error:
+                self._remove(path)
+                if not isinstance(error, OSError) or attempt == len(self.retry_after_s):
                     self.give_up(draft.name, str(error))
                     raise
-                self.say(f"step {draft.step}: {error}; trying again in {self.retry_after_s[attempt]:g} s")
-                time.sleep(self.retry_after_s[attempt])
+                again_s = self.retry_after_s[attempt]
+                self.say(f"step {draft.step} in {self.store.name}: {error}; trying again in {again_s:g} s")
+                time.sleep(again_s)
         if self.rank == 0:
             try:
                 self._write_root(draft)
@@ -79,10 +117,39 @@ class Committer:
         else:
             self._await_root(draft)
         self._pending, self._committed = "", draft.name
-        self._previous = {(each.name, str(each.box)): each for each in entries}
+        self._previous = {(each.name, str(each.box)): each for each in chosen[0].named(draft.name, path)}
 
-    def _changed(self, draft: Draft, arena: memoryview) -> tuple[list[Entry], int]:
-        """The entries of the index, some of them in older files, and how much of the arena to write."""
+    def _operations(
+        self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, chosen: "list[Chosen]"
+    ) -> Iterator[Operation]:
+        """The plan of this rank, as far as it is known: each write when its bytes are there.
+
+        What is written is `chosen` once, for all attempts: the header in the arena is made for it.
+        """
+        segment = Segment(path, self._sure(draft) if filling else 0)
+        for operation in plan_start(segment):
+            if filling and isinstance(operation, Write) and isinstance(operation.data, Slice):
+                filling.until(operation.data.start + operation.data.length)
+            yield operation
+        if not chosen:
+            entries = filling.entries() if filling else draft.entries
+            chosen.append(self._changed(msgspec.structs.replace(draft, entries=entries), arena))
+        index = msgspec.json.encode(make_index(draft, chosen[0].named(draft.name, path)))
+        yield from plan_rest(segment, chosen[0].size, f"{draft.name}/{index_name(self.rank)}", index)
+
+    def _remove(self, path: str) -> None:
+        """Give back the room of what was written in vain; if its index is there already, somebody may rely on it."""
+        with suppress(OSError):
+            directory = path.partition("/")[0]
+            if index_name(self.rank) not in self.store.files.listdir(directory):
+                self.store.delete(path)
+
+    def _sure(self, draft: Draft) -> int:
+        """How much of the arena is written whatever it will hold: the tail may turn out to be known already."""
+        return draft.border if self._previous else draft.bytes
+
+    def _changed(self, draft: Draft, arena: memoryview) -> "Chosen":
+        """What to write: without the tail, if all of it is in older files that are still there."""
         tail = [each for each in draft.entries if each.offset >= draft.border and each.bytes]
         known: dict[int, Entry] = {}
         for each in tail:
@@ -91,12 +158,12 @@ class Committer:
                 break
             known[id(each)] = old
         if len(known) < len(tail) or not self._are_there({each.file for each in known.values()}):
-            return draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0
+            return Chosen(draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0)
         head = sorted((each for each in draft.entries if id(each) not in known), key=lambda each: each.offset)
         text = segment_header(head, draft.room)
         arena[: len(text)] = text
         entries = [known.get(id(each), each) for each in draft.entries]
-        return entries, draft.border if any(each.bytes for each in head) else 0
+        return Chosen(entries, draft.border if any(each.bytes for each in head) else 0)
 
     def _are_there(self, older: Iterable[str]) -> bool:
         """Whether nobody removed the files that would be referred to."""
@@ -104,18 +171,6 @@ class Committer:
             return all(self.store.files.size(file) for file in older)
         except OSError:
             return False
-
-    def _write_rank(
-        self, draft: Draft, arena: memoryview, entries: list[Entry], size: int, attempt: int
-    ) -> list[Entry]:
-        file = f"{draft.name}/{segment_name(self.rank, attempt)}"
-        named = [
-            msgspec.structs.replace(each, file=file) if each.file.startswith(f"{draft.name}/") else each
-            for each in entries
-        ]
-        operations = plan_rank(draft.name, self.rank, size, msgspec.json.encode(make_index(draft, named)), attempt)
-        self.store.perform(operations, arena, self.before)
-        return named
 
     def _write_root(self, draft: Draft) -> None:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]

@@ -28,8 +28,11 @@ from argosy.checkpoint.operations import (
     Unlink,
     Write,
 )
+from argosy.fabric import sync_directory
 
 WRITERS = 4
+BATCH = 4 * WRITERS
+"""Writes that are collected before they go out: the operations behind them may not be known yet."""
 
 
 class Files(Protocol):
@@ -118,7 +121,7 @@ def allocate(fd: int, length: int) -> None:
 
 def aligned(size: int) -> mmap.mmap:
     """A buffer that O_DIRECT takes, rounded up to whole blocks."""
-    return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK))
+    return mmap.mmap(-1, max(BLOCK, -(-size // BLOCK) * BLOCK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Disk:
@@ -129,7 +132,7 @@ class Disk:
         self._files: dict[str, tuple[int, int]] = {}
 
     def perform(self, operations: Iterable[Operation], before: Callable[[Operation], None] | None = None) -> None:
-        """Perform in order; writes of the arena that follow each other go out side by side.
+        """Perform in order, each when it is known; writes of the arena that follow each other go out side by side.
 
         Raises:
             OSError: what was performed stays; nothing after it was begun.
@@ -141,6 +144,8 @@ class Disk:
                     before(operation)
                 if isinstance(operation, Write) and isinstance(operation.data, Slice):
                     batch.append(operation)
+                    if len(batch) == BATCH:
+                        self._flush(batch)
                     continue
                 self._flush(batch)
                 self._perform(operation)
@@ -198,11 +203,3 @@ class Disk:
                     (at / path).rmdir()
             case Ack():
                 pass
-
-
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

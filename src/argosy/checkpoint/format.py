@@ -78,6 +78,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def chunks(box: Box, dtype: str, offset: int) -> list[tuple[Box, int]]:
     """Cut a contiguous box into chunks of at most 8 MiB, each with its offset."""
     size = DTYPES[dtype]
+    if 0 < box.cells * size <= CHUNK_BYTES:
+        return [(box, offset)]
     found: list[tuple[Box, int]] = []
     for part in cut(box, CHUNK_BYTES // size):
         found.append((part, offset))

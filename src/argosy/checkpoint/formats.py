@@ -32,7 +32,7 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
         raise ConfigError(f"unknown format: {kind}", hint=f"one of {', '.join(FORMATS)}")
     target = Path(target)
     if target.exists() and (target.is_file() or any(target.iterdir())):
-        raise ConfigError(f"it exists: {target}")
+        raise ConfigError(f"it exists: {target}", hint="remove it, or choose another name")
     found = restore(path, step=step)
     weights = {name: tensor for name, tensor in found.tensors.items() if "::" not in name}
     if kind == "hf":

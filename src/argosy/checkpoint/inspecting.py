@@ -13,7 +13,7 @@ from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNot
 from argosy.checkpoint.reading import Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.restoring import restore
 from argosy.checkpoint.stores import open_files
-from argosy.checkpoint.verifying import read_chunks
+from argosy.checkpoint.verifying import Reading
 from argosy.core import ArgosyError
 from argosy.transfer import add, finish
 
@@ -127,11 +127,11 @@ def _verify_step(files: Files, step: Step, progress: Callable[[int], None]) -> I
     for at in range(0, len(chunks), batch):
         part = chunks[at : at + batch]
         try:
-            read_chunks(files, part)
+            Reading(files, part).verify()
         except CorruptShard:
             for chunk in part:  # One by one, so that each fault is named.
                 try:
-                    read_chunks(files, [chunk])
+                    Reading(files, [chunk]).verify()
                 except CorruptShard as error:
                     yield str(error)
         progress(sum(box.cells * entry.bytes // max(1, entry.box.cells) for entry, box, _, _ in part))

@@ -99,20 +99,20 @@ class ObjectStore:
         before: Callable[[Operation], None] | None = None,
     ) -> None:
         """Gather what is written to each file, and put it when it is synced, or renamed if its name is temporary."""
-        parts: dict[str, list[memoryview]] = {}
+        parts: dict[str, dict[int, memoryview]] = {}
         lengths: dict[str, int] = {}
         for operation in operations:
             if before:
                 before(operation)
             match operation:
                 case Create(path):
-                    parts[path] = []
-                case Write(path, _, data):
+                    parts[path] = {}
+                case Write(path, offset, data):
                     if isinstance(data, Slice):
                         assert arena is not None
-                        parts[path].append(arena[data.start : data.start + data.length])
+                        parts[path][offset] = arena[data.start : data.start + data.length]
                     else:
-                        parts[path].append(memoryview(data))
+                        parts[path][offset] = memoryview(data)
                 case Truncate(path, length):
                     lengths[path] = length
                 case Sync(path):
@@ -125,7 +125,8 @@ class ObjectStore:
                 case _:
                     pass  # Directories are not things here, and a put is durable when it returns.
 
-    def _put(self, path: str, parts: list[memoryview], length: int | None) -> None:
+    def _put(self, path: str, written: dict[int, memoryview], length: int | None) -> None:
+        parts = [written[offset] for offset in sorted(written)]
         if length is not None:
             excess = sum(map(len, parts)) - length
             parts[-1] = parts[-1][: len(parts[-1]) - excess]

@@ -85,14 +85,53 @@ class Ack(NamedTuple):
 Operation = Mkdir | Create | Allocate | Write | Truncate | Sync | Rename | SyncDir | Unlink | Rmdir | Ack
 
 
-def plan_segment(path: str, size: int) -> list[Operation]:
-    """Write `size` bytes of the arena as a file, in writes that O_DIRECT takes, and make them durable."""
-    writes = [
-        Write(path, at, Slice(at, min(WRITE_BYTES, -(-(size - at) // BLOCK) * BLOCK)))
-        for at in range(0, size, WRITE_BYTES)
-    ]
-    room = -(-size // BLOCK) * BLOCK
-    return [Create(path), Allocate(path, room), *writes, Truncate(path, size), Sync(path)]
+class Segment(NamedTuple):
+    """A file to be written from an arena, its first bytes perhaps while the snapshot in it is still being made."""
+
+    path: str
+    sure: int
+    """So many bytes are written whatever the snapshot turns out to be."""
+    piece: int = WRITE_BYTES
+
+    @property
+    def early(self) -> int:
+        """Pieces that end here can be written early. The first cannot: its header says what the file holds."""
+        whole = self.sure // self.piece * self.piece
+        return whole if whole > self.piece else 0
+
+    def writes(self, start: int, end: int) -> list[Operation]:
+        """Writes of the arena's bytes from one border of pieces to the end, in whole blocks, as O_DIRECT takes them."""
+        return [
+            Write(self.path, at, Slice(at, min(self.piece, blocks(end - at)))) for at in range(start, end, self.piece)
+        ]
+
+
+def blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def plan_start(segment: Segment) -> list[Operation]:
+    """What a rank can do of a save before its snapshot is whole."""
+    begun: list[Operation] = [Mkdir(segment.path.partition("/")[0])]
+    if not segment.early:
+        return begun
+    writes = segment.writes(segment.piece, segment.early)
+    return [*begun, Create(segment.path), Allocate(segment.path, blocks(segment.sure)), *writes]
+
+
+def plan_rest(segment: Segment, size: int, index_path: str, index: bytes) -> list[Operation]:
+    """What a rank does then: the rest of its segment of `size` bytes (none if it has none), then its index.
+
+    After a failure it is planned again under another name: bytes whose sync failed are never trusted.
+    """
+    path = segment.path
+    grown: list[Operation] = [Allocate(path, blocks(size))] if size > segment.sure else []
+    if segment.early:
+        written = [*grown, *segment.writes(segment.early, size), *segment.writes(0, segment.piece)]
+    else:
+        written = [Create(path), Allocate(path, blocks(size)), *segment.writes(0, size)]
+    whole = [*written, Truncate(path, size), Sync(path)] if size else []
+    return [*whole, *plan_index(index_path, index)]
 
 
 def plan_index(path: str, data: bytes) -> list[Operation]:
@@ -104,16 +143,6 @@ def plan_small(path: str, data: bytes) -> list[Operation]:
     """Write a small file under a temporary name, make it durable, give it its name."""
     temporary = f"{path}.tmp"
     return [Create(temporary), Write(temporary, 0, data), Sync(temporary), Rename(temporary, path)]
-
-
-def plan_rank(directory: str, rank: int, size: int, index: bytes, attempt: int = 0) -> list[Operation]:
-    """What a rank does: its segment (none if it has no bytes), then its index.
-
-    After a failure it is planned again with the next `attempt`, under another name: bytes whose sync failed
-    are never trusted.
-    """
-    segment = plan_segment(f"{directory}/{segment_name(rank, attempt)}", size) if size else []
-    return [Mkdir(directory), *segment, *plan_index(f"{directory}/{index_name(rank)}", index)]
 
 
 def segment_name(rank: int, attempt: int = 0) -> str:

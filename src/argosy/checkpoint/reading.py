@@ -34,6 +34,7 @@ from argosy.transfer import (
     State,
     Unit,
     Value,
+    replicated,
     spot,
     strides_of,
 )
@@ -187,11 +188,14 @@ def stored_state(step: Step) -> State:
     first: dict[str, Entry] = {}
     for entry in step.entries:
         first.setdefault(entry.name, entry)
+        if entry.box.shape == entry.shape:
+            continue
         piece = Piece(len(boxes.get(entry.name, ())), entry.box, 0, strides_of(entry.box.shape))
         boxes.setdefault(entry.name, []).append(piece)
     for name, entry in first.items():
         unit = state.units.setdefault(entry.unit, Unit(entry.unit))
-        layout = Layout(entry.shape, tuple(boxes[name]))
+        is_whole = entry.box.shape == entry.shape
+        layout = replicated(entry.shape) if is_whole else Layout(entry.shape, tuple(boxes[name]))
         unit.members[entry.key] = Member(entry.key, entry.role, entry.dtype, layout, None, entry.kind)  # type: ignore[arg-type]
     for name, info in step.units.items():
         unit = state.units.setdefault(name, Unit(name))
@@ -218,6 +222,10 @@ def chunk_copies(
     for piece in member.layout.by_rank.get(rank, ()):
         common = piece.box & box
         if common is None:
+            continue
+        if common is piece.box:  # Both the same box, as most are.
+            source, begin = Spot(address, strides_of(box.shape)), to(piece.tensor or entry.name) + piece.offset * size
+            yield Copy(common, entry.shape, size, source, Spot(begin, piece.strides))
             continue
         inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
         place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]

@@ -4,7 +4,7 @@ R3  Everything that will be written is verified before the first byte is: on err
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.fitting import Fit, Wish, fit
 from argosy.checkpoint.format import CorruptShard, Entry
-from argosy.checkpoint.gathering import as_state, landing, new_tensor, place
+from argosy.checkpoint.gathering import as_state, landing, new_tensor, place, without_collection
 from argosy.checkpoint.reading import (
     Candidate,
     Chunk,
@@ -23,7 +23,7 @@ from argosy.checkpoint.reading import (
 )
 from argosy.checkpoint.searching import Kind, Search
 from argosy.checkpoint.snapshot import address_of
-from argosy.checkpoint.verifying import read_chunks
+from argosy.checkpoint.verifying import Reading
 from argosy.core import ArgosyError, ConfigError
 from argosy.transfer import Box, Copy, Member, State, held, replicated
 
@@ -76,7 +76,8 @@ def restore(
     begun = time.monotonic()
     search = Search(path, step, asked.timeout_s)
     try:
-        restored = _restore(search, into, asked)
+        with without_collection():
+            restored = _restore(search, into, asked)
     finally:
         search.close()
     restored.seconds, restored.skipped = time.monotonic() - begun, search.skipped
@@ -146,7 +147,9 @@ class _Collecting:
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
         locals_ = {name: member.local for name, member in self._targets.items()}
         wanted = wanted_chunks(found.entries, self._targets, 0)
-        _fill(files, wanted, Fit(found.entries, self._targets, locals_), 0)
+        reading, finish = _reading(files, wanted, Fit(found.entries, self._targets, locals_), 0)
+        reading.fill()
+        finish()
 
     def finish(self) -> Restored:
         tensors = {name: member.local for name, member in self._targets.items()}
@@ -169,15 +172,18 @@ class _Writing:
     source = ""
 
     def __init__(self, files: Files, found: Step, live: State, wish: Wish) -> None:
-        self._files, self._found, self._rank = files, found, live.rank
-        self._fit = fit(found, live, wish)
-        self._wanted = wanted_chunks(self._fit.entries, self._fit.targets, live.rank)
+        self._found = found
+        fitted = fit(found, live, wish)
+        self._adoption = fitted.adoption
+        self._wanted = wanted_chunks(fitted.entries, fitted.targets, live.rank)
+        self._reading, self._finish = _reading(files, self._wanted, fitted, live.rank)
         # Read twice: keeping the bytes instead costs more, as memory that is touched for the first time is slow.
-        read_chunks(files, self._wanted)
+        self._reading.verify()
 
     def finish(self) -> Restored:
-        adoption = self._fit.adoption
-        _fill(self._files, self._wanted, self._fit, self._rank)
+        adoption = self._adoption
+        self._reading.fill()
+        self._finish()
         adoption.commit()
         total = sum(box.cells * entry.bytes // max(entry.box.cells, 1) for entry, box, _, _ in self._wanted)
         kept, unused = adoption.kept, adoption.unused
@@ -205,8 +211,9 @@ def wanted_chunks(entries: Iterable[Entry], targets: Mapping[str, Member], rank:
     return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
 
 
-def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None:
-    """Read, verify and write; a tensor that is not plain CPU memory gets its bytes through one that is."""
+def _reading(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> tuple[Reading, Callable[[], None]]:
+    """How chunks are read into their tensors, and what is to be done then: a tensor that is not plain CPU memory gets
+    its bytes through one that is."""
     used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
     own = {name: address_of(fitted.locals[name]) for name in used}
     # Tensors of one flat buffer land together.
@@ -216,6 +223,8 @@ def _fill(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> None
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
         return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))
 
-    read_chunks(files, wanted, sink)
-    for _, finish in landings.values():
-        finish()
+    def finish() -> None:
+        for _, land in landings.values():
+            land()
+
+    return Reading(files, wanted, sink), finish

@@ -16,12 +16,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-import msgspec
-
 from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
-from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session
+from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.operations import segment_name
@@ -161,17 +159,19 @@ class Saver:
         if self._closed:
             raise ConfigError("this saver is closed")
         begun = time.monotonic()
-        described = as_state(state)
+        with without_collection():
+            described = as_state(state)
+            found = shares(described, roles)
+            text, border, size = arrange(found, self._habits.quiet(found))
         if (described.rank, described.size) != (self.rank, self.size):
             raise ConfigError(
                 f"the state is of rank {described.rank} of {described.size}, the saver of {self.rank} of {self.size}",
                 hint="make the Saver after init_process_group",
             )
-        found = shares(described, roles)
-        text, border, size = arrange(found, self._habits.quiet(found))
-        snapshot = Snapshot(found, self._writer.lend(size), text, sample=self._sample)
         handle = Handle(step)
-        self._fence(described, snapshot)
+        arena = self._writer.lend(size)
+        with without_collection():
+            snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
         self._count += 1
         draft = Draft(
             step=step,
@@ -188,7 +188,8 @@ class Saver:
             metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
         )
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        self._jobs.put(_Job(draft, snapshot, handle))
+        self._jobs.put(_Job(draft, snapshot, handle, self._habits))
+        self._fence(described, snapshot)
         self._pace.saved(step)
         self._pace.lost(time.monotonic() - begun)
         return handle
@@ -280,24 +281,9 @@ class Saver:
         self.close()
 
     def _work(self) -> None:
-        """The saver's thread: each snapshot, when it is whole, goes to the writer."""
+        """The saver's thread: one save after the other goes to the writer."""
         while (job := self._jobs.get()) is not None:
-            try:
-                entries = job.entries()
-                job.snapshot.arena.finish()
-            except BaseException as error:  # Training goes on; whoever waits is told.
-                job.handle.copied.set_exception(error)
-                self._writer.abandon(job.draft.name, job.snapshot.arena, str(error))
-                self._end(job, error)
-                continue
-            job.handle.copied.set_result(None)
-            self._habits.learn(entries)
-            draft = msgspec.structs.replace(job.draft, entries=entries)
-            try:
-                self._writer.submit(draft, job.snapshot.arena, partial(self._end, job))
-            except (TypeError, ValueError) as error:  # A value that JSON cannot say.
-                self._writer.abandon(draft.name, job.snapshot.arena, str(error))
-                self._end(job, error)
+            self._writer.submit(job.draft, job, partial(self._end, job))
 
     def _end(self, job: "_Job", error: BaseException | None) -> None:
         if error is None:
@@ -308,19 +294,30 @@ class Saver:
         job.handle.durable.set_exception(error)
 
 
-class _Job(NamedTuple):
-    draft: Draft
-    snapshot: Snapshot
-    handle: Handle
+def _tell(copied: "Future[None]", error: BaseException | None) -> None:
+    if error is None:
+        copied.set_result(None)
+    else:
+        copied.set_exception(error)
+
+
+class _Job:
+    """A save under way, as its writer sees it."""
+
+    def __init__(self, draft: Draft, snapshot: Snapshot, handle: Handle, habits: Habits) -> None:
+        self.draft, self.handle, self.arena, self.until = draft, handle, snapshot.arena, snapshot.until
+        self._snapshot, self._habits = snapshot, habits
+        self._entries: list[Entry] | None = None
 
     def entries(self) -> list[Entry]:
         """Wait for the copy; the boxes of this rank with their sums."""
-        self.snapshot.wait()
-        if self.snapshot.error is not None:
-            raise self.snapshot.error
-        file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
-        pairs = zip(self.snapshot.shares, self.snapshot.sums(), strict=True)
-        return [entry(share, file, sums) for share, sums in pairs]
+        if self._entries is None:
+            file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
+            sums = self._snapshot.sums()
+            with without_collection():
+                self._entries = [entry(*each, file) for each in zip(self._snapshot.shares, sums, strict=True)]
+                self._habits.learn(self._entries)
+        return self._entries
 
 
 def said(state: State) -> dict[str, Any]:

@@ -7,25 +7,16 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from argosy._select import native
 from argosy.checkpoint.files import Files, aligned
-from argosy.checkpoint.format import BLOCK, CorruptShard, Entry, sums_text
+from argosy.checkpoint.format import BLOCK, CorruptShard, Entry
 from argosy.checkpoint.reading import Chunk
-from argosy.transfer import (
-    CHUNK_BYTES,
-    DTYPES,
-    Box,
-    Copy,
-    Spot,
-    Sums,
-    add,
-    copy_boxes,
-    records_of,
-    strides_of,
-    sums_of,
-)
+from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Copy, Spot, rows_of, spot, strides_of
 
 READERS = 4
 BATCH = 2048
@@ -33,20 +24,18 @@ BATCH = 2048
 GAP_BYTES = 64 << 10
 Sink = Callable[[Entry, Box, int], Iterable[Copy]]
 """Given a chunk that lies at an address: the copies to be made of it."""
+Rows = NDArray[np.int64]
+SOURCE, DESTINATION = 0, 1
 
 
 class Group(NamedTuple):
-    """Chunks that are read together: `start` and `end` are whole blocks of the file."""
+    """Chunks that are read together: `start` and `end` are whole blocks of a file, `last` is behind what is needed."""
 
     file: str
     start: int
     end: int
+    last: int
     chunks: list[Chunk]
-
-    @property
-    def last(self) -> int:
-        """Behind the last byte that is needed."""
-        return max(offset + size_of(entry, box) for entry, box, offset, _ in self.chunks)
 
 
 def size_of(entry: Entry, box: Box) -> int:
@@ -59,124 +48,168 @@ def grouped(wanted: Sequence[Chunk]) -> Iterator[Group]:
     group: Group | None = None
     for chunk in ordered:
         entry, box, offset, _ = chunk
-        start, end = offset // BLOCK * BLOCK, -(-(offset + size_of(entry, box)) // BLOCK) * BLOCK
-        near = group is not None and group.file == entry.file and start <= group.end + GAP_BYTES
-        if near and group is not None and max(end, group.end) - group.start <= CHUNK_BYTES:
-            group.chunks.append(chunk)
-            group = group._replace(end=max(end, group.end))
-            continue
+        last = offset + size_of(entry, box)
+        start, end = offset // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
         if group is not None:
+            near = group.file == entry.file and start <= group.end + GAP_BYTES
+            if near and max(end, group.end) - group.start <= CHUNK_BYTES:
+                group.chunks.append(chunk)
+                group = Group(group.file, group.start, max(end, group.end), max(last, group.last), group.chunks)
+                continue
             yield group
-        group = Group(entry.file, start, end, [chunk])
+        group = Group(entry.file, start, end, last, [chunk])
     if group is not None:
         yield group
 
 
-def read_chunks(files: Files, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
-    """Read and verify chunks; give each to `sink`, which says what to copy from it.
+class Batch:
+    """Reads with the copies that follow each of them, as tables for native code. Sources are counted from each read."""
 
-    What is copied is verified in the same pass, so memory that must stay whole on error is only written to
-    after a first pass without a sink.
+    def __init__(self, groups: Sequence[Group], sink: Sink | None) -> None:
+        self.groups = groups
+        self.chunks = [chunk for group in groups for chunk in group.chunks]
+        rows: list[tuple[int, ...]] = []
+        summed: list[bool] = []
+        """Whether the sums of a row are part of its chunk's: else it copies what another row sums."""
+        starts: list[int] = []
+        ends: list[int] = []
+        for group in groups:
+            for chunk in group.chunks:
+                starts.append(len(rows))
+                made, together = _made(chunk, chunk[2] - group.start, sink)
+                for number, copy in enumerate(made):
+                    rows += rows_of(copy)
+                    summed += [together or not number] * (len(rows) - len(summed))
+            ends.append(len(rows))
+        self._rows: Rows = np.array(rows, "<i8").reshape(-1, 16)
+        self._summed = np.array(summed, bool)
+        self._starts, self._ends = np.array(starts, np.int64), np.array([0, *ends], np.int64)
+        sums = bytes.fromhex("".join(chunk[3] for chunk in self.chunks))
+        self._expected = np.frombuffer(sums, ">u8").reshape(-1, 2).astype(np.uint64)
 
-    Raises:
-        CorruptShard: the first chunk that is not what was saved.
-    """
-    groups = list(grouped(wanted))
-    for at in range(0, len(groups), BATCH):
-        batch = groups[at : at + BATCH]
-        if hasattr(files, "descriptor"):
-            _read_files(files.descriptor, batch, sink)  # type: ignore[attr-defined]
-        elif hasattr(files, "address"):
-            _read_memory(files.address, batch, sink)  # type: ignore[attr-defined]
-        else:
-            _read_elsewhere(files, batch, sink)
+    def verify(self, files: Files) -> None:
+        """Read and sum; nothing is written."""
+        rows = self._rows[self._summed]
+        rows[:, DESTINATION] = 0
+        places = np.concatenate([[0], np.cumsum(self._summed)])
+        self._check(_performed(files, self.groups, rows, places[self._ends]), places[self._starts])
+
+    def fill(self, files: Files) -> None:
+        """Read, copy and sum in one pass."""
+        sums = _performed(files, self.groups, self._rows, self._ends)
+        places = np.concatenate([[0], np.cumsum(self._summed)])
+        self._check(sums[self._summed], places[self._starts])
+
+    def _check(self, sums: NDArray[np.uint64], starts: Rows) -> None:
+        found = np.add.reduceat(sums, starts, axis=0, dtype=np.uint64)
+        wrong = np.flatnonzero((found != self._expected).any(axis=1))
+        if len(wrong):
+            entry, box, _, expected = self.chunks[int(wrong[0])]
+            actual = "".join(f"{int(word):016x}" for word in found[wrong[0]])
+            raise CorruptShard(entry.file, f"{entry.name}{box}", expected, actual)
 
 
 def _made(chunk: Chunk, at: int, sink: Sink | None) -> tuple[list[Copy], bool]:
     """The copies for a chunk at an address, and whether their sums together are the chunk's."""
     entry, box, _, _ = chunk
+    size, strides = DTYPES[entry.dtype], strides_of(box.shape)
     made = list(sink(entry, box, at)) if sink else []
-    if made and sum(copy.box.cells for copy in made) == box.cells:
-        return made, True  # Copied and summed in one pass.
-    return [Copy(box, entry.shape, DTYPES[entry.dtype], Spot(at, strides_of(box.shape))), *made], False
+    rest = [box]
+    for copy in made:
+        rest = [part for old in rest for part in old - copy.box]
+    if sum(copy.box.cells for copy in made) + sum(part.cells for part in rest) > box.cells:
+        # Some cells go to several places, so their sums do not add up: all are summed apart.
+        return [Copy(box, entry.shape, size, Spot(at, strides)), *made], False
+    for part in rest:  # What is not needed here is summed only.
+        inside = [a - b for a, b in zip(part.start, box.start, strict=True)]
+        made.append(Copy(part, entry.shape, size, spot(at, size, strides, inside)))
+    return made, True
 
 
-def _check(chunk: Chunk, sums: Sequence[Sums], together: bool) -> None:
-    entry, box, _, expected = chunk
-    found = sums_text(add(sums) if together else sums[0])
-    if found != expected:
-        raise CorruptShard(entry.file, f"{entry.name}{box}", expected, found)
+class Reading:
+    """Chunks to be read, and what is copied from each (nothing without `sink`): planned once, verified, then filled."""
+
+    def __init__(self, files: Files, wanted: Sequence[Chunk], sink: Sink | None = None) -> None:
+        self._files = files
+        groups = list(grouped(wanted))
+        self._batches = [Batch(groups[at : at + BATCH], sink) for at in range(0, len(groups), BATCH)]
+
+    def verify(self) -> None:
+        """Read and verify everything.
+
+        Raises:
+            CorruptShard: the first chunk that is not what was saved.
+        """
+        for batch in self._batches:
+            batch.verify(self._files)
+
+    def fill(self) -> None:
+        """Read, copy and verify in the same pass: memory that must stay whole on error is verified for before.
+
+        Raises:
+            CorruptShard: the first chunk that is not what was saved.
+        """
+        for batch in self._batches:
+            batch.fill(self._files)
 
 
-def _read_files(descriptor: Callable[[str], int], batch: Sequence[Group], sink: Sink | None) -> None:
+def _performed(files: Files, groups: Sequence[Group], rows: Rows, ends: Rows) -> NDArray[np.uint64]:
+    """Perform the rows of each group (up to its end) on what it reads; returns the sums of each row."""
+    if hasattr(files, "descriptor"):
+        answer = _from_files(files, groups, rows, ends)
+    elif hasattr(files, "address"):
+        answer = _from_memory(files, groups, rows, ends)
+    else:
+        answer = _from_elsewhere(files, groups, rows, ends)
+    return np.frombuffer(answer, "<u8").reshape(-1, 2)
+
+
+def _from_files(files: Any, groups: Sequence[Group], rows: Rows, ends: Rows) -> bytes:
     reads: list[int] = []
-    tables: list[bytes] = []
-    planned: list[tuple[Group, list[tuple[Chunk, bool, list[int]]]]] = []
-    jobs = 0
-    for group in batch:
+    for group, first, end in zip(groups, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         try:
-            fd = descriptor(group.file)
+            fd = files.descriptor(group.file)
         except FileNotFoundError as error:
             raise missing(group.chunks[0], "no such file") from error
-        first, plans = jobs, list[tuple[Chunk, bool, list[int]]]()
-        for chunk in group.chunks:
-            made, together = _made(chunk, chunk[2] - group.start, sink)
-            table, counts = records_of(made)
-            tables.append(table)
-            jobs += sum(counts)
-            plans.append((chunk, together, counts))
-        reads += (fd, group.start, group.end - group.start, group.last - group.start, first, jobs - first)
-        planned.append((group, plans))
-    answer = native.read_files(struct.pack(f"<{len(reads)}q", *reads), b"".join(tables), READERS)
-    at = 8 * len(batch)
-    for number, (group, plans) in enumerate(planned):
-        (count,) = struct.unpack_from("<q", answer, 8 * number)
-        is_whole = count >= group.last - group.start
-        for chunk, together, counts in plans:
-            if group.start + count < chunk[2] + size_of(chunk[0], chunk[1]):
-                raise missing(chunk, "the end of the file")
-            end = at + 16 * sum(counts)
-            if is_whole:
-                _check(chunk, sums_of(answer[at:end], counts), together)
-            at = end
+        reads += (fd, group.start, group.end - group.start, group.last - group.start, first, end - first)
+    answer = native.read_files(struct.pack(f"<{len(reads)}q", *reads), rows.tobytes(), READERS)
+    for group, count in zip(groups, struct.unpack_from(f"<{len(groups)}q", answer), strict=True):
+        _check_length(group, count)
+    return answer[8 * len(groups) :]
 
 
-def missing(chunk: Chunk, what: str) -> CorruptShard:
-    entry, box, _, _ = chunk
-    return CorruptShard(entry.file, f"{entry.name}{box}", f"{size_of(entry, box)} bytes", what)
-
-
-def _read_memory(address: Callable[[str], int], batch: Sequence[Group], sink: Sink | None) -> None:
-    copies: list[Copy] = []
-    plans: list[tuple[Chunk, bool, int]] = []
-    for chunk in (chunk for group in batch for chunk in group.chunks):
+def _from_memory(files: Any, groups: Sequence[Group], rows: Rows, ends: Rows) -> bytes:
+    moved = rows.copy()
+    for group, first, end in zip(groups, ends[:-1], ends[1:], strict=True):
         try:
-            made, together = _made(chunk, address(chunk[0].file) + chunk[2], sink)
+            moved[first:end, SOURCE] += files.address(group.file) + group.start
         except FileNotFoundError as error:
-            raise missing(chunk, "not in memory") from error
-        copies += made
-        plans.append((chunk, together, len(made)))
-    sums = copy_boxes(copies, READERS)
-    at = 0
-    for chunk, together, count in plans:
-        _check(chunk, sums[at : at + count], together)
-        at += count
+            raise missing(group.chunks[0], "not in memory") from error
+    return native.copy_digest(moved.tobytes(), READERS, 0)
 
 
-def _read_elsewhere(files: Files, batch: Sequence[Group], sink: Sink | None) -> None:
-    def one(group: Group) -> None:
+def _from_elsewhere(files: Files, groups: Sequence[Group], rows: Rows, ends: Rows) -> bytes:
+    def one(group: Group, first: int, end: int) -> bytes:
         buffer = aligned(group.end - group.start)
         try:
             count = files.read_into(group.file, group.start, memoryview(buffer)[: group.end - group.start])
         except FileNotFoundError as error:
             raise missing(group.chunks[0], "no such file") from error
-        base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        for chunk in group.chunks:
-            if group.start + count < chunk[2] + size_of(chunk[0], chunk[1]):
-                raise missing(chunk, "the end of the file")
-            made, together = _made(chunk, base + chunk[2] - group.start, sink)
-            _check(chunk, copy_boxes(made), together)
+        _check_length(group, count)
+        moved = rows[first:end].copy()
+        moved[:, SOURCE] += ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        return native.copy_digest(moved.tobytes(), 1, 0)
 
     with ThreadPoolExecutor(READERS) as pool:
-        for result in [pool.submit(one, group) for group in batch]:
-            result.result()
+        return b"".join(pool.map(one, groups, ends[:-1], ends[1:]))
+
+
+def _check_length(group: Group, count: int) -> None:
+    if group.start + count < group.last:
+        short = (chunk for chunk in group.chunks if group.start + count < chunk[2] + size_of(chunk[0], chunk[1]))
+        raise missing(next(short), "the end of the file")
+
+
+def missing(chunk: Chunk, what: str) -> CorruptShard:
+    entry, box, _, _ = chunk
+    return CorruptShard(entry.file, f"{entry.name}{box}", f"{size_of(entry, box)} bytes", what)

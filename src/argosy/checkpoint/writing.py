@@ -3,10 +3,11 @@
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.committing import Committer, Filling
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.owner import Owner, release
 from argosy.core import DeadlinePassed
@@ -17,6 +18,12 @@ Done = Callable[[BaseException | None], None]
 """Told once, when a step is durable or why it will not be."""
 
 
+class Snapshotting(Filling, Protocol):
+    """A snapshot that is being made, and its memory."""
+
+    arena: Arena
+
+
 class Writer(Protocol):
     """What a saver needs of whoever commits its snapshots."""
 
@@ -24,12 +31,8 @@ class Writer(Protocol):
         """An arena of at least `size` bytes that nobody reads; waits for one, up to a deadline."""
         ...
 
-    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
-        """Take over a whole snapshot, to be committed."""
-        ...
-
-    def abandon(self, name: str, arena: Arena, reason: str) -> None:
-        """Take an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
+    def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
+        """Take over a snapshot, to be committed when it is whole; `draft` has no entries yet."""
         ...
 
     def let_go(self) -> None:
@@ -63,20 +66,18 @@ class OwnWriter:
             arena = Arena(size + size // 64)
         return arena
 
-    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+    def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
+        failure: BaseException | None = None
         try:
-            self.committer.commit(draft, arena.view)
+            self.committer.commit(draft, filling.arena.view, filling)
         except BaseException as error:
-            done(error)
-        else:
-            done(None)
+            failure = error
+            with suppress(Exception):
+                filling.entries()  # It may still be copied into its memory.
+        self._arenas.put(filling.arena)
+        done(failure)
+        if failure is None:
             self.committer.tidy()
-        finally:
-            self._arenas.put(arena)
-
-    def abandon(self, name: str, arena: Arena, reason: str) -> None:
-        self.committer.give_up(name, reason)
-        self._arenas.put(arena)
 
     def let_go(self) -> None:
         self.committer.let_go()

@@ -21,6 +21,7 @@ import msgspec
 
 from argosy.core import ConfigError
 from argosy.data.errors import Unreadable
+from argosy.fabric import sync_directory
 
 ABANDONED_S = 3600.0
 """A file that somebody began to write so long ago will not be finished."""
@@ -146,7 +147,7 @@ class Spool:
 
     def _decide(self, decision: Decide) -> None:
         """Publish a stretch, unless somebody was faster (O2); it must not survive a power cut without its items."""
-        _sync(self._new)
+        sync_directory(self._new)
         written = self._write(msgspec.json.encode(decision.names))
         with suppress(FileExistsError):
             os.link(written, self._order / _position(decision.start))
@@ -186,11 +187,3 @@ def is_full(error: OSError) -> bool:
 
 def _position(start: int) -> str:
     return f"{start:020d}"
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 from argosy.fabric.here import Arrive, Assist, Place, Released, here
 from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
-from argosy.fabric.paths import build_id, cache_dir, runtime_dir, shared_memory_dir, shared_memory_path, state_dir
+from argosy.fabric.paths import (
+    build_id,
+    cache_dir,
+    runtime_dir,
+    shared_memory_dir,
+    shared_memory_path,
+    state_dir,
+    sync_directory,
+)
 
 if TYPE_CHECKING:
     from argosy.fabric.calls import Alive as Alive
@@ -73,5 +81,6 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "shared_memory_dir",
     "shared_memory_path",
     "state_dir",
+    "sync_directory",
     *_late,
 ]

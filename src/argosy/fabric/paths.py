@@ -1,4 +1,4 @@
-"""Where Argosy keeps what does not belong to a run: sockets, rings, the index of runs, caches."""
+"""Where Argosy keeps what does not belong to a run: sockets, rings, the index of runs, caches. Directories at large."""
 
 import hashlib
 import os
@@ -72,3 +72,12 @@ def state_dir() -> Path:
 def cache_dir() -> Path:
     """What can be thrown away at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "argosy"
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

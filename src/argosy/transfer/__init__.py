@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
-from argosy.transfer.copying import ZERO, Copy, Spot, Sums, add, copy_boxes, finish, records_of, spot, sums_of
+from argosy.transfer.copying import (
+    ZERO,
+    Copy,
+    Progress,
+    Spot,
+    Sums,
+    add,
+    copy_boxes,
+    finish,
+    rows_of,
+    spot,
+)
 from argosy.transfer.layout import (
     Layout,
     Piece,
@@ -81,6 +92,7 @@ __all__ = [
     "Piece",
     "Placement",
     "Plan",
+    "Progress",
     "Range",
     "Remap",
     "Renamed",
@@ -116,15 +128,14 @@ __all__ = [
     "move",
     "overlaps",
     "parts_by_source",
-    "records_of",
     "replicated",
     "reshard",
     "role_of",
+    "rows_of",
     "seen_from_source",
     "sharded",
     "spot",
     "strides_of",
-    "sums_of",
     "torch_dtypes",
     "whole",
 ]

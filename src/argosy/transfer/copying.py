@@ -5,9 +5,11 @@ D2  A sum alone says nothing of zeros or of the shape; `finish` binds name, dtyp
 The digest finds accidents, not attackers: it is not cryptographic.
 """
 
+import ctypes
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -42,28 +44,37 @@ def spot(address: int, itemsize: int, strides: Sequence[int], inside: Sequence[i
     return Spot(address + itemsize * sum(i * s for i, s in zip(inside, strides, strict=True)), tuple(strides))
 
 
-def copy_boxes(copies: Iterable[Copy], threads: int = 1) -> list[Sums]:
+class Progress:
+    """How far `copy_boxes` is, for another thread to look at; with one thread copies are made in their order."""
+
+    def __init__(self) -> None:
+        self._records = ctypes.c_uint64()
+        self._ends: list[int] = []
+
+    def begin(self, counts: Iterable[int]) -> int:
+        """So many records has each copy; returns where native code counts those that are complete."""
+        self._ends = list(accumulate(counts))
+        return ctypes.addressof(self._records)
+
+    @property
+    def copies(self) -> int:
+        """How many, from the first on, are complete."""
+        return bisect_right(self._ends, self._records.value)
+
+
+def copy_boxes(copies: Iterable[Copy], threads: int = 1, progress: Progress | None = None) -> list[Sums]:
     """Perform the copies; returns the sums of each. The GIL is released while bytes move.
 
     The caller keeps the memory alive and lets no two copies write the same cells.
     """
-    table, counts = records_of(copies)
-    return sums_of(native.copy_digest(table, threads), counts)
-
-
-def records_of(copies: Iterable[Copy]) -> tuple[bytes, list[int]]:
-    """The table that native code performs, and how many of its records each copy has."""
     rows: list[tuple[int, ...]] = []
     counts: list[int] = []
     for copy in copies:
         before = len(rows)
-        rows += _records(copy)
+        rows += rows_of(copy)
         counts.append(len(rows) - before)
-    return np.array(rows, "<i8").tobytes(), counts
-
-
-def sums_of(answers: bytes, counts: Sequence[int]) -> list[Sums]:
-    """The sums of each copy, from those of its records."""
+    table = np.array(rows, "<i8").tobytes()
+    answers = native.copy_digest(table, threads, progress.begin(counts) if progress else 0)
     found: list[list[int]] = np.frombuffer(answers, "<u8").reshape(-1, 2).tolist()
     sums: list[Sums] = []
     position = 0
@@ -76,8 +87,8 @@ def sums_of(answers: bytes, counts: Sequence[int]) -> list[Sums]:
     return sums
 
 
-def _records(copy: Copy) -> list[tuple[int, ...]]:
-    """The strided copy as records of three loops around a contiguous run."""
+def rows_of(copy: Copy) -> list[tuple[int, ...]]:
+    """The strided copy as rows of native code's table: three loops around a contiguous run."""
     if not copy.box.cells:
         return []
     size = copy.itemsize

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from argosy.checkpoint.keeper.client import beside, ensure_peer, forget_lock
 from argosy.checkpoint.keeper.service import Config, Keeper
+from argosy.checkpoint.keeper.starting import beside, ensure_peer, forget_lock
 from argosy.core import ArgosyError
 
 

@@ -1,21 +1,17 @@
 """A rank's side of the keeper: start one if there is none, borrow its memory, hand snapshots over, hear of them.
 
 K1  A keeper that dies costs no save: what it had not committed the ranks commit themselves, from the same memory.
+K2  One that does not answer counts as dead until it does, so a save waits a few seconds for it, once. It is joined
+    again only when nothing is written from memory that it may lend again.
 """
 
 import contextlib
-import fcntl
 import os
 import select
-import subprocess
-import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -33,6 +29,7 @@ from argosy.checkpoint.keeper.messages import (
     Hello,
     Lend,
     Lent,
+    Look,
     Overtaken,
     Refused,
     Said,
@@ -40,19 +37,21 @@ from argosy.checkpoint.keeper.messages import (
     Welcome,
     keeper_decoder,
 )
+from argosy.checkpoint.keeper.starting import START_S, ensure
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.stores import is_url
-from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done
+from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, Snapshotting
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
 
-if TYPE_CHECKING:
-    from argosy.checkpoint.keeper.service import Config
-
-START_S = 30.0
 CLOSE_S = 5.0
 AGAIN_S = 5.0
 """After a keeper could not be had, the next try."""
+HELLO_S = 5.0
+ASK_S = 1.0
+"""Who waits for a keeper that has said nothing for so long asks it for a word."""
+SILENT_S = 3.0
+"""Without a word for so long, it counts as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,77 +75,6 @@ def default_keeping() -> Keeping | None:
     return Keeping() if here().launcher == "argosy" else None
 
 
-def beside(path: Path, kind: str) -> Path:
-    """The keeper's lock and log, next to its socket."""
-    return path.with_name(f"{path.name}.{kind}")
-
-
-@contextmanager
-def only_one(path: Path) -> Generator[None, None, None]:
-    """Let one process at a time look for a keeper and start it."""
-    lock = beside(path, "lock")
-    while True:
-        with open(lock, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file.fileno(), lock):  # Else an ending keeper has removed it meanwhile.
-                yield
-                return
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def forget_lock(path: Path) -> None:
-    """A keeper has ended: its lock goes too, unless somebody holds it to start another."""
-    with contextlib.suppress(OSError), open(beside(path, "lock"), "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(file.name)
-
-
-def ensure(config: "Config") -> None:
-    """See to it that a keeper listens.
-
-    Raises:
-        PeerLost: it could not be started.
-    """
-    path = Path(config.socket)
-    with only_one(path):
-        with contextlib.suppress(PeerLost):
-            connect(path, keeper_decoder, "the keeper").close()
-            return
-        _start(config, path)
-
-
-def ensure_peer(config: "Config") -> None:
-    """See to it that the second keeper of a keeper listens."""
-    ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
-
-
-def _start(config: "Config", path: Path) -> None:
-    package = str(Path(__file__).parents[3])
-    # What a rank leaves behind is known by this mark, and killed with it.
-    env = {name: value for name, value in os.environ.items() if name != "ARGOSY_MARK"}
-    env["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [env.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "argosy.checkpoint.keeper", msgspec.json.encode(config).decode()]
-    with open(beside(path, "log"), "ab") as log:
-        starter = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
-        )
-    assert starter.stdout is not None
-    try:
-        ready = select.select([starter.stdout], [], [], START_S)[0]
-        line = starter.stdout.readline().decode().strip() if ready else f"it was not ready after {START_S:g} s"
-        starter.wait(START_S)
-    finally:
-        starter.stdout.close()
-    if line != "ready":
-        raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:]}")
-
-
 class _Submitted(NamedTuple):
     draft: Draft
     arena: Arena
@@ -167,9 +95,14 @@ class KeptWriter:
         self._submitted: dict[str, _Submitted] = {}
         self._arenas: dict[int, Arena] = {}
         self._own: list[Arena] = []
+        self._lent: set[int] = set()
+        """Slots of the keeper that this rank fills, or writes from itself."""
         self._link: Link[FromKeeper] | None = None
+        self._is_lending = False
         self._tried_at = -AGAIN_S
+        self._fault = ""
         self._alone = Lock()
+        self._seeker = Thread(target=self._rejoin)  # Each is started when it is needed.
         self._join()
 
     def _join(self) -> None:
@@ -177,7 +110,7 @@ class KeptWriter:
 
         Raises:
             DirectoryInUse: another run writes to the directory.
-            PeerLost, DeadlinePassed: there is no keeper to be had.
+            PeerLost: there is no keeper to be had.
         """
         from argosy.checkpoint.keeper.service import Config
 
@@ -191,7 +124,11 @@ class KeptWriter:
         ensure(Config(str(self._path), bytes_max, self._life, place, peer))
         link = connect(self._path, keeper_decoder, "the keeper")
         link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
-        answer, _ = link.wait(START_S)
+        try:
+            answer, _ = link.wait(START_S if is_url(self._place) else HELLO_S)
+        except DeadlinePassed:
+            link.close()
+            raise PeerLost("the keeper", f"it does not answer, is it stopped? ({self._path})") from None
         if isinstance(answer, Refused):
             link.close()
             raise (DirectoryInUse if answer.in_use else ConfigError)(answer.reason, hint=answer.hint)
@@ -205,10 +142,23 @@ class KeptWriter:
         """A thread per link: hear the keeper until it is gone; then see to what it left undone."""
         poller = select.poll()
         poller.register(link, select.POLLIN)
+        heard_at, has_asked, why = time.monotonic(), False, "the keeper is lost"
         while True:
+            now = time.monotonic()
+            if not (self._is_lending or self._submitted):
+                heard_at, has_asked = now, False  # Nobody waits for a word of it.
+            if now - heard_at > SILENT_S:
+                why = f"the keeper does not answer for {SILENT_S:g} s"
+                self.committer.say(f"{why}, is it stopped? Until it does snapshots stay in the ranks")
+                break
             try:
-                poller.poll(1000)
+                if now - heard_at > ASK_S and not has_asked:
+                    has_asked = True
+                    with self._changed:
+                        link.send(Look())
+                poller.poll(ASK_S / 4 * 1000)
                 for message, fds in link.receive():
+                    heard_at, has_asked = time.monotonic(), False
                     self._hear(message, fds)
             except (ArgosyError, OSError):
                 break
@@ -219,7 +169,7 @@ class KeptWriter:
             left, self._submitted = self._submitted, {}
             self._changed.notify_all()
         for submitted in left.values():
-            self._commit_here(submitted, "the keeper is lost")
+            self._commit_here(submitted, why)
 
     def _hear(self, message: FromKeeper, fds: list[int]) -> None:
         match message:
@@ -243,13 +193,14 @@ class KeptWriter:
         if submitted is not None:
             submitted.done(error)
 
-    def _commit_here(self, submitted: _Submitted, why: str) -> None:
+    def _commit_here(self, submitted: _Submitted, why: str = "") -> None:
         """Without the keeper: commit from this process, under a name that the keeper did not use."""
         draft = submitted.draft
         if self._is_committed(draft):
             submitted.done(None)
             return
-        self.committer.say(f"step {draft.step} is written by its ranks: {why}")
+        if why:
+            self.committer.say(f"step {draft.step} is written by its ranks: {why}")
         name = f"{draft.name}0f"
         entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
         try:
@@ -271,13 +222,13 @@ class KeptWriter:
         return True
 
     def lend(self, size: int) -> Arena:
-        if self._link is None and time.monotonic() - self._tried_at > AGAIN_S:
-            self._rejoin()
         link = self._link
         if link is None:
+            self._seek()
             return self._own_arena(size)
         try:
             with self._changed:
+                self._is_lending = True
                 link.send(Lend(size))
                 answered = self._changed.wait_for(lambda: self._answers or self._link is not link, LEND_TIMEOUT_S)
                 if not answered:
@@ -287,19 +238,34 @@ class KeptWriter:
                 message, fds = self._answers.pop(0)
         except PeerLost:
             return self._own_arena(size)
+        finally:
+            self._is_lending = False
         if isinstance(message, Refused):
             self.committer.say(f"the keeper has no memory for this snapshot, it stays in the rank: {message.reason}")
             return self._own_arena(size)
         assert isinstance(message, Lent)
         if fds:
             self._arenas[message.slot] = Arena(size, fds[0], message.slot)
+        self._lent.add(message.slot)
         return self._arenas[message.slot]
 
+    def _seek(self) -> None:
+        """Look for a keeper in the background, now and then."""
+        is_time = time.monotonic() - self._tried_at > AGAIN_S
+        if is_time and not self._lent and not self._seeker.is_alive():  # K2
+            self._tried_at = time.monotonic()
+            self._seeker = Thread(target=self._rejoin, name="argosy-seek", daemon=True)
+            self._seeker.start()
+
     def _rejoin(self) -> None:
+        self._listener.join()  # K2
         try:
             self._join()
+            self._fault = ""
         except ArgosyError as error:
-            self.committer.say(f"no keeper, snapshots stay in the ranks: {error}")
+            if str(error) != self._fault:
+                self._fault = str(error)
+                self.committer.say(f"no keeper, snapshots stay in the ranks: {error}")
 
     def _own_arena(self, size: int) -> Arena:
         """Memory of this rank's own, where the keeper has none."""
@@ -309,30 +275,47 @@ class KeptWriter:
             return fitting[0]
         return Arena(size)
 
-    def submit(self, draft: Draft, arena: Arena, done: Done) -> None:
+    def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
+        arena = filling.arena
+        try:
+            draft = msgspec.structs.replace(draft, entries=filling.entries())
+            data = msgspec.json.encode(draft)
+        except Exception as error:
+            self._abandon(draft.name, arena, str(error))
+            done(error)
+            return
+        arena.finish()
         submitted = _Submitted(draft, arena, done)
         with self._changed:
-            link = self._link
-            is_kept = link is not None and self._arenas.get(arena.slot) is arena
-            if is_kept:
+            link = self._link_of(arena)
+            if link is not None:
                 self._submitted[draft.name] = submitted
-        if not is_kept or link is None:
-            self._commit_here(submitted, "its snapshot is not in the keeper")
-            if not arena.slot:
-                self._own.append(arena)
+        if link is None:
+            self._commit_here(submitted)  # That there is no keeper, or no memory in it, was said.
+            self._take_back(arena)
             return
-        data = msgspec.json.encode(draft)
         filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
         fd = memory_of(data)
         # If it is lost, the listening thread finds the same, and commits it here.
         with self._changed, contextlib.suppress(PeerLost):
             link.send(filled, [fd])
         os.close(fd)
+        self._take_back(arena)
 
-    def abandon(self, name: str, arena: Arena, reason: str) -> None:
-        link = self._link
+    def _link_of(self, arena: Arena) -> Link[FromKeeper] | None:
+        """The keeper that lent an arena, if it still is the keeper."""
+        return self._link if self._arenas.get(arena.slot) is arena else None
+
+    def _take_back(self, arena: Arena) -> None:
+        """This rank is through with an arena."""
+        self._lent.discard(arena.slot)
         if not arena.slot:
             self._own.append(arena)
+
+    def _abandon(self, name: str, arena: Arena, reason: str) -> None:
+        """Give an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
+        link = self._link_of(arena)
+        self._take_back(arena)
         if link is None:
             self.committer.give_up(name, reason)
             return
@@ -345,6 +328,8 @@ class KeptWriter:
         self.committer.let_go()
 
     def close(self) -> None:
+        if self._seeker.is_alive():
+            self._seeker.join(CLOSE_S)
         link, arenas = self._link, [*self._arenas.values(), *self._own]
         if link is not None:
             with self._changed, contextlib.suppress(PeerLost):

@@ -15,7 +15,6 @@ import msgspec
 
 from argosy.checkpoint.arena import Arena, new_memory, room_of
 from argosy.checkpoint.format import BLOCK
-from argosy.checkpoint.keeper.client import ensure_peer
 from argosy.checkpoint.keeper.committing import Commits
 from argosy.checkpoint.keeper.held import Held
 from argosy.checkpoint.keeper.life import Life, Pulse
@@ -44,6 +43,7 @@ from argosy.checkpoint.keeper.messages import (
 )
 from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, surplus, versions
 from argosy.checkpoint.keeper.shipping import Arriving, Shipper
+from argosy.checkpoint.keeper.starting import ensure_peer
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.core import ArgosyError
 from argosy.fabric import BadFrame, Link, accept, listen

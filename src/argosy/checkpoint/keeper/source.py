@@ -11,10 +11,11 @@ from argosy.checkpoint.keeper.held import read_draft
 from argosy.checkpoint.keeper.life import known_keepers
 from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
 from argosy.checkpoint.reading import Candidate, Step
-from argosy.core import ArgosyError
+from argosy.core import PeerLost
 from argosy.fabric import Link, connect
 
-ANSWER_S = 30.0
+ANSWER_S = 3.0
+"""A keeper answers at once, if it is not stopped."""
 IN_MEMORY = 2.0**62
 
 
@@ -61,13 +62,17 @@ class KeeperSource:
         self._link: Link[FromKeeper] | None = None
 
     def candidates(self) -> list[Candidate]:
-        """What it holds; nothing if it does not answer."""
+        """What it holds; nothing if it is dead.
+
+        Raises:
+            DeadlinePassed: it does not answer.
+        """
         try:
             link = self._connected()
             link.send(Look())
             while not isinstance(answer := link.wait(ANSWER_S)[0], Holdings):
                 continue
-        except ArgosyError:
+        except PeerLost:
             return []
         # What is in memory is of the run that lives: newer than files of the same step.
         return [Candidate(era_of(version.name), version.step, IN_MEMORY, version.name) for version in answer.versions]

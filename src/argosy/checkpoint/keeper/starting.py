@@ -1,0 +1,94 @@
+"""Start a keeper where none listens."""
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from argosy.checkpoint.keeper.messages import keeper_decoder
+from argosy.core import PeerLost
+from argosy.fabric import connect
+
+if TYPE_CHECKING:
+    from argosy.checkpoint.keeper.service import Config
+
+START_S = 30.0
+
+
+def beside(path: Path, kind: str) -> Path:
+    """The keeper's lock and log, next to its socket."""
+    return path.with_name(f"{path.name}.{kind}")
+
+
+@contextmanager
+def only_one(path: Path) -> Generator[None, None, None]:
+    """Let one process at a time look for a keeper and start it."""
+    lock = beside(path, "lock")
+    while True:
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file.fileno(), lock):  # Else an ending keeper has removed it meanwhile.
+                yield
+                return
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def forget_lock(path: Path) -> None:
+    """A keeper has ended: its lock goes too, unless somebody holds it to start another."""
+    with contextlib.suppress(OSError), open(beside(path, "lock"), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(file.name)
+
+
+def ensure(config: "Config") -> None:
+    """See to it that a keeper listens.
+
+    Raises:
+        PeerLost: it could not be started.
+    """
+    path = Path(config.socket)
+    with only_one(path):
+        with contextlib.suppress(PeerLost):
+            connect(path, keeper_decoder, "the keeper").close()
+            return
+        _start(config, path)
+
+
+def ensure_peer(config: "Config") -> None:
+    """See to it that the second keeper of a keeper listens."""
+    ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
+
+
+def _start(config: "Config", path: Path) -> None:
+    package = str(Path(__file__).parents[3])
+    # What a rank leaves behind is known by this mark, and killed with it.
+    env = {name: value for name, value in os.environ.items() if name != "ARGOSY_MARK"}
+    env["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "argosy.checkpoint.keeper", msgspec.json.encode(config).decode()]
+    with open(beside(path, "log"), "ab") as log:
+        starter = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
+        )
+    assert starter.stdout is not None
+    try:
+        ready = select.select([starter.stdout], [], [], START_S)[0]
+        line = starter.stdout.readline().decode().strip() if ready else f"it was not ready after {START_S:g} s"
+        starter.wait(START_S)
+    finally:
+        starter.stdout.close()
+    if line != "ready":
+        raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:]}")

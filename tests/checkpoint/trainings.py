@@ -1,0 +1,119 @@
+"""Trainings to be killed: processes that are forked warm, so that a thousand of them are affordable."""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argosy.checkpoint import Keeping, KeepLast, Restored, Saver, StepNotFound, restore
+from argosy.checkpoint.gathering import describe_arrays
+from argosy.transfer import Member, State, replicated
+
+CELLS = 300_001
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(["checkpoint.trainings"])
+PATIENCE_S = 60.0
+
+
+def content(step: int) -> dict[str, np.ndarray]:
+    """What a training holds at a step."""
+    weight = np.random.default_rng(step).random(CELLS, np.float32)
+    return {"weight": weight, "moment": -weight}
+
+
+def is_saved(found: Restored, step: int) -> bool:
+    """Whether what was restored is bitwise what a training held."""
+    return all(found.tensors[name].numpy().tobytes() == array.tobytes() for name, array in content(step).items())
+
+
+def described(state: Mapping[str, np.ndarray], rank: int, size: int) -> State:
+    """The arrays as parameters that all ranks have."""
+    found = describe_arrays(state)
+    found.rank, found.size = rank, size
+    for unit in found.units.values():
+        member = unit.members["value"]
+        layout = replicated(member.shape, tuple(range(size)))
+        unit.members["value"] = Member("value", "parameter", member.dtype, layout, member.local)
+    return found
+
+
+def train(say: Connection, directory: str, keeping: Keeping | None, env: Mapping[str, str]) -> None:
+    """Restore, then save one step after the other until killed; every third is waited for."""
+    os.environ.update(env)
+    rank, size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
+    if size > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", store=dist.FileStore(env["RENDEZVOUS"], size), rank=rank, world_size=size)
+    number, source = 0, "nothing"
+    state = {name: np.zeros(CELLS, "<f4") for name in ("weight", "moment")}
+    say.send(("restoring",))
+    try:
+        restored = restore(directory, into=described(state, rank, size))
+        number, source = restored.step, restored.source
+    except StepNotFound:
+        pass
+    saver = Saver(directory, keep=[KeepLast(2)], keeping=keeping)
+    say.send(("begun", number, source))
+    while True:
+        number += 1
+        for name, array in content(number).items():
+            state[name][:] = array
+        say.send(("saving", number))
+        handle = saver.save(described(state, rank, size), number)
+        handle.copied.result(60)
+        say.send(("copied", number))
+        if number % 3 == 0:
+            try:
+                handle.wait(60)
+                say.send(("durable", number))
+            except Exception as error:
+                say.send(("failed", number, str(error)))
+
+
+class Training:
+    """A training in a process of its own, and what it says."""
+
+    def __init__(self, directory: object, keeping: Keeping | None = None, **env: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Else the server cannot import this module early.
+            forkserver.ensure_running()
+        self._said, say = WARM.Pipe(duplex=False)
+        arguments = (say, str(directory), keeping, env)
+        self._process = WARM.Process(target=train, args=arguments, daemon=True)
+        self._process.start()
+        say.close()
+
+    def until(self, word: str, number: int = 0) -> list[Any]:
+        """Hear it up to this word and at least this number; returns what was said behind the word."""
+        while self._said.poll(PATIENCE_S):
+            first, *rest = self._said.recv()
+            if first == word and (not number or rest[0] >= number):
+                return rest
+        raise AssertionError(f"no {word} {number} within {PATIENCE_S:g} s")
+
+    def kill(self) -> int:
+        """Kill -9; returns the last step that it said to be durable and was not heard yet, or 0."""
+        self._process.kill()
+        self._process.join(PATIENCE_S)
+        durable = 0
+        try:
+            while True:
+                word, *rest = self._said.recv()
+                durable = rest[0] if word == "durable" else durable
+        except (EOFError, OSError):  # Killed in the middle of a word.
+            self._said.close()
+        return durable
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._said.closed:
+            self.kill()
