@@ -72,6 +72,20 @@ def test_a_thousand_kills_lose_nothing(run: Run, seed: int):
     kills(run, 100, seed)
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.1, 0.3])
+def test_a_rank_killed_while_it_starts_a_keeper_leaves_one_keeper_not_two(run: Run, pause_s: float):
+    with run.train(peer=True) as training:
+        training.until("restoring")
+        wait_for(run.keepers, "a keeper that begins")
+        time.sleep(pause_s)
+        training.kill()
+    for step in (1, 2):  # The second would be refused if another keeper held the directory.
+        with Saver(run.directory, keeping=run.keeping(peer=True)) as saver:
+            saver.save({"a": np.arange(10) + step}, step).wait(30)
+        assert len(run.keepers("sock")) == 1
+    assert restore(run.directory).tensors["a"].tolist() == list(range(2, 12))
+
+
 LARGE = 3_000_000
 """Cells: more than a socket takes at once, so a shipment stands while its receiver does."""
 

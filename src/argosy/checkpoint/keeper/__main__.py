@@ -1,4 +1,4 @@
-"""`python -m argosy.checkpoint.keeper CONFIG`: become a keeper, say `ready` when it listens, and leave the starter."""
+"""`python -m argosy.checkpoint.keeper CONFIG LOCK`: become a keeper, say `ready` when it listens, leave the starter."""
 
 import contextlib
 import os
@@ -41,7 +41,9 @@ def main() -> None:
     except (ArgosyError, OSError) as error:
         print(str(error), flush=True)
         os._exit(1)
-    print("ready", flush=True)
+    os.close(int(sys.argv[2]))  # The starter's lock: whoever looks for a keeper now finds this one.
+    with contextlib.suppress(BrokenPipeError):  # The starter may be dead already.
+        print("ready", flush=True)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     keeper.run()

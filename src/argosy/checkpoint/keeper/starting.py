@@ -29,14 +29,14 @@ def beside(path: Path, kind: str) -> Path:
 
 
 @contextmanager
-def only_one(path: Path) -> Generator[None, None, None]:
-    """Let one process at a time look for a keeper and start it."""
+def only_one(path: Path) -> Generator[int, None, None]:
+    """Let one process at a time look for a keeper and start it; yields the lock's descriptor."""
     lock = beside(path, "lock")
     while True:
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if _is_at(file.fileno(), lock):  # Else an ending keeper has removed it meanwhile.
-                yield
+                yield file.fileno()
                 return
 
 
@@ -61,11 +61,11 @@ def ensure(config: "Config") -> None:
         PeerLost: it could not be started.
     """
     path = Path(config.socket)
-    with only_one(path):
+    with only_one(path) as lock:
         with contextlib.suppress(PeerLost):
             connect(path, keeper_decoder, "the keeper").close()
             return
-        _start(config, path)
+        _start(config, path, lock)
 
 
 def ensure_peer(config: "Config") -> None:
@@ -73,15 +73,22 @@ def ensure_peer(config: "Config") -> None:
     ensure(msgspec.structs.replace(config, socket=config.peer, peer=""))
 
 
-def _start(config: "Config", path: Path) -> None:
+def _start(config: "Config", path: Path, lock: int) -> None:
+    """Start one. It holds the lock too until it listens: if its starter is killed meanwhile, nobody starts a second."""
     package = str(Path(__file__).parents[3])
     # What a rank leaves behind is known by this mark, and killed with it.
     env = {name: value for name, value in os.environ.items() if name != "ARGOSY_MARK"}
     env["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [env.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "argosy.checkpoint.keeper", msgspec.json.encode(config).decode()]
+    command = [sys.executable, "-m", "argosy.checkpoint.keeper", msgspec.json.encode(config).decode(), str(lock)]
     with open(beside(path, "log"), "ab") as log:
         starter = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+            pass_fds=(lock,),
         )
     assert starter.stdout is not None
     try:
