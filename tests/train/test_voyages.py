@@ -103,6 +103,10 @@ def test_replicas_under_every_kind_of_death(dock: Console, deaths: list[str]):
     check(dock, "plain", 2, *deaths)
 
 
+def test_a_row_is_not_lost_with_two_who_should_have_written_it(dock: Console):
+    check(dock, "plain", 3, "0.0:after vote:4", "2.0:healed:5")
+
+
 @pytest.mark.parametrize(
     "deaths", [["1.0:forward:1"], ["0.0:before vote:5", "2.0:forward:7"], ["2.0:after vote:3"]], ids=" ".join
 )

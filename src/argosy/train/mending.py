@@ -14,6 +14,7 @@ from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
 from argosy.train.pocket import Kind, Pocket, plan, unpack, write
 from argosy.train.rows import Row, read_log
+from argosy.train.scribe import merge_recent
 from argosy.train.tracking import Capsule, bytes_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Mending:
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0
+        self._behind = True
+        """Rank 0 does not know yet what its predecessor had no time to write."""
         self._said = False
         self._voted: dict[str, int] = {}
         """The versions of buffers, as torch counts them, when the last vote began."""
@@ -59,7 +62,7 @@ class Mending:
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
         self.speaker = alive[0] if alive else 0
         decision = decide_healing(told)
-        was_fresh = self.fresh
+        run.scribe.recent = merge_recent([recent for _, _, recent in said])
         match decision:
             case FromPeer():
                 self._from_peer(decision, told[decision.source])
@@ -78,8 +81,7 @@ class Mending:
         run.saves.open(run, mark)
         run.saves.forget()
         run.recheck.forget()
-        if was_fresh and alive:
-            self._catch_up(said[alive[0]][2])
+        self._catch_up()
         self.fresh = False
 
     def _be_like(self, told: Told) -> None:
@@ -257,9 +259,10 @@ class Mending:
                 f"no shared memory for this rank's state: {error.strerror}", hint="free /dev/shm, or make it larger"
             ) from error
 
-    def _catch_up(self, rows: list[Row]) -> None:
-        """A new rank 0 writes the rows that the old one had no time for."""
+    def _catch_up(self) -> None:
+        """A new rank 0 writes the rows that the old one had no time for, once it has met the others."""
         run = self._run
-        if run.rank == 0:
+        if run.rank == 0 and self._behind:
             known = {row.step for row in read_log(run.directory)}
-            run.scribe.write([row for row in rows if row.step not in known and row.step <= run.step])
+            run.scribe.write([row for row in run.scribe.recent if row.step not in known and row.step <= run.step])
+        self._behind = False

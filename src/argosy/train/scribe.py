@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from argosy.train.run import Run
 
 LOOK_S = 1.0
+RECENT = 8
+"""Rows that every rank remembers."""
 UNWRITTEN_MAX = 100_000
 """Rows that wait for room on the disk."""
 
@@ -31,7 +33,7 @@ class Scribe:
         for name, value in row.values.items():
             for key, highest in ((name, False), (name + HIGHEST, True)):
                 run.ledger.bests.setdefault(key, Best()).see(value, row.step, highest=highest)
-        self.recent = [*self.recent[-7:], row]
+        self.recent = [*self.recent[1 - RECENT :], row]
         if run.rank != 0:
             return
         self.write([row])
@@ -73,3 +75,11 @@ class Scribe:
                 f"{run.directory} was removed at about step {run.step:,}, with the log and the checkpoints until then: "
                 "training goes on, and makes it again"
             )
+
+
+def merge_recent(said: Sequence[Sequence[Row]]) -> list[Row]:
+    """The last rows, of each step those of the first rank that has some: one that was just replaced has none."""
+    found: dict[int, list[Row]] = {}
+    for rows in reversed(said):
+        found |= {row.step: [each for each in rows if each.step == row.step] for row in rows}
+    return [row for step in sorted(found) for row in found[step]][-RECENT:]
