@@ -74,6 +74,15 @@ def end_inhabitants(mark: str) -> bool:
     return bool(left)
 
 
+def wait_for(command: "subprocess.Popen[bytes]") -> int:
+    """Wait for the command, and reap the orphans that end before it; the exit code."""
+    while True:
+        pid, status = os.wait()
+        if pid == command.pid:
+            command.returncode = os.waitstatus_to_exitcode(status)
+            return command.returncode
+
+
 def main() -> int:
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # Orphans of the command become children of ours.
     sweep()
@@ -101,7 +110,7 @@ def main() -> int:
         locks = [claim(base), claim(shared)]
         assert None not in locks
         command = subprocess.Popen(sys.argv[1:], env={**os.environ, **variables})
-        code = command.wait()
+        code = wait_for(command)
     except KeyboardInterrupt:
         code = 130
     finally:

@@ -182,3 +182,55 @@ def test_the_same_trouble_is_told_now_and_then():
         say(f"step {number}: no room at '/x/step-{number}'; trying again in {number / 2} s")
         say(f"step {number}: permission denied")
     assert len(told) == 2 * 4
+
+
+def caught(training: Training, *, first: bool) -> None:
+    """A script that goes on after an exception of its own."""
+    tries: list[int] = []
+    for step in training.run.steps(until=6):
+        try:
+            with step:
+                if step.number == 3 and first and not tries:
+                    tries.append(1)
+                    raise ZeroDivisionError
+                training.update(step)
+                if step.number == 3 and not tries:
+                    tries.append(1)
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert not step.committed
+
+
+def test_an_exception_before_the_update_may_be_caught(tmp_path: Path):
+    training = Training(tmp_path / "a")
+    caught(training, first=True)
+    assert training.bits() == Training(tmp_path / "b").sail(6).bits()
+
+
+def test_an_exception_after_the_update_may_not_be_caught(tmp_path: Path):
+    training = Training(tmp_path / "a")
+    with pytest.raises(ConfigError, match="step 3 raised ZeroDivisionError, which the script caught"):
+        caught(training, first=False)
+
+
+def test_a_check_after_the_update_is_too_late(tmp_path: Path):
+    training = Training(tmp_path)
+    with pytest.raises(ConfigError, match="step.check comes too late"):
+        training.sail(6, lambda step: step.check(training.update(step)))
+
+
+@pytest.mark.parametrize(
+    "given", [{"save_every": 0}, {"save_every": "10"}, {"save_every_s": "x"}, {"keep": "all"}, {"spike": 3.0}], ids=str
+)
+def test_what_a_run_cannot_use_is_refused_at_once(tmp_path: Path, given: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Training(tmp_path, **given)
+
+
+def test_the_numbers_of_steps_are_whole(tmp_path: Path):
+    training = Training(tmp_path)
+    for until in ("5", 5.5, -1):
+        with pytest.raises(ConfigError, match="until is a whole number"):
+            training.sail(until)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="at least 1: 0"):
+        training.sail(2, lambda step: step.every(0))

@@ -57,7 +57,7 @@ class Saves:
         self._finish_by = 0.0
         self._counted: list[tuple[Handle, list[tuple[Queue, int]]]] = []
         """Saves under way, and where the queues were."""
-        self.agreed = False
+        self.agreed = self._said_waiting = False
         self.asked, self.site = 0, ""
         """How often the script has called `run.save` since the ranks met, and where last."""
 
@@ -124,6 +124,9 @@ class Saves:
             DeadlinePassed: the disk has refused for too long.
         """
         self.save(run, None)
+        if self._finish_by and not self._said_waiting:
+            self._said_waiting = True
+            run.say(f"the last checkpoint, of step {run.step:,}, is tried again for up to {FLUSH_S / 60:g} minutes")
         self._finish_by = self._finish_by or time.monotonic() + FLUSH_S
         return self._settle(run, self._finish_by)
 

@@ -26,6 +26,7 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, form
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
+from argosy.train.asked import check_count, check_run, check_whole
 from argosy.train.crew import Crew, NobodyCame
 from argosy.train.fruitless import Fruitless
 from argosy.train.keeping import Keep, Saves
@@ -71,6 +72,7 @@ class Run:
         spike: Spike | None = None,
         patience_s: float = 600.0,
     ) -> None:
+        check_run(save_every, save_every_s, keep, spike)
         self.crew = Crew(patience_s)
         self.rank, self.size, self.seed = self.crew.rank, self.crew.size, seed
         self.directory = Path(directory or here().directory or Path("runs") / (Path(sys.argv[0]).stem or "run"))
@@ -101,6 +103,8 @@ class Run:
         self._until: int | None = None
         self._page = own_steps() if self.crew.kind == "replaceable" else None
         self._lost_at: tuple[float, str] | None = None
+        self._broken = ""
+        """Why no step can follow."""
         self._rehearsing = self._settles = False
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
@@ -151,6 +155,8 @@ class Run:
 
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
+        if self.rank and reason:
+            self.tell(f"rank {self.rank} wants to stop: {reason}")
         self.wish.ask(Wish.STOP, reason)
 
     def save(self, tag: str | None = None) -> None:
@@ -172,6 +178,7 @@ class Run:
         `skip` global batches are left out there: by default all that were used since. Any rank may ask; checkpoints
         of later steps are not gone on with any more.
         """
+        check_count("to", to, 0)
         self.rewinding.ask(Back(to, skip, reason))
 
     @contextmanager
@@ -195,6 +202,7 @@ class Run:
         """The steps that are left until `until` count, or the data are used up; one that did not count comes again."""
         self._until = until
         with self._hopeless():
+            check_count("until", until or 0, 0)
             self.tracked.check_optimizers()
             self.parallel.find(self.tracked.modules.values())
             if self._is_finished():
@@ -218,6 +226,7 @@ class Run:
     def _steps(self, until: int | None) -> Iterator[Step]:
         rehearsed = 0
         while True:
+            check_whole(self._broken)
             if not self.crew.joined or self.crew.is_lost():
                 if self._must_rehearse(rehearsed):
                     rehearsed += 1
@@ -340,6 +349,8 @@ class Run:
 
     def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
+        if self.crew.kind != "alone" or not whole:
+            self._broken = f"step {number} raised {type(error).__name__}"
         if self.crew.kind == "replaceable":
             if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
                 self.give_up()

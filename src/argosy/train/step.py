@@ -81,6 +81,8 @@ class Step:
 
     def every(self, steps: int) -> bool:
         """After the block: whether this was one of every so many steps; False after an attempt that did not count."""
+        if steps < 1:
+            raise ConfigError(f"step.every takes a number of steps, at least 1: {steps!r}")
         return self.committed and (self.number + 1) % steps == 0
 
     # -- data --------------------------------------------------------------------------------------
@@ -141,7 +143,15 @@ class Step:
         return self._run.once.get(self.number, name, make, rehearsal=self.rehearsal)
 
     def check(self, loss: Any) -> None:
-        """Leave this step out, on all ranks, if `loss` is not finite, or a spike by the policy of the run."""
+        """Leave this step out, on all ranks, if `loss` is not finite, or a spike by the policy of the run.
+
+        Raises:
+            ConfigError: the step is decided already.
+        """
+        if self.outcome is not Outcome.OPEN:
+            raise ConfigError(
+                f"step.check comes too late: step {self.number} is decided", hint="call it before optimizer.step()"
+            )
         value = float(torch.as_tensor(loss).detach().max())
         self._finite = self._finite and math.isfinite(value)
         self.loss = max(self.loss, value) if self._finite else self.loss
@@ -275,6 +285,7 @@ class Step:
             if error is None:
                 run.commit(self, late=late)
             else:
+                self.outcome = Outcome.OPEN  # It does not count here.
                 run.failed(self.number, error, whole=False)
             return False
         self._roll_back()

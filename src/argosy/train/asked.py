@@ -1,0 +1,39 @@
+"""What the words of a run take: what is of a wrong kind is refused where it is written, not where it is used."""
+
+from typing import Any, cast, get_args
+
+from argosy.core import ConfigError
+from argosy.train.keeping import Keep
+from argosy.train.spikes import Spike
+
+
+def check_count(what: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no whole number, or too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{what} is a whole number, at least {least}: {value!r}")
+
+
+def check_run(save_every: Any, save_every_s: Any, keep: Any, spike: Any) -> None:
+    """Refuse arguments of `Run` that it could not use.
+
+    Raises:
+        ConfigError: it names the first of them.
+    """
+    check_count("save_every", save_every)
+    if isinstance(save_every_s, bool) or not isinstance(save_every_s, int | float) or not save_every_s > 0:
+        raise ConfigError(f"save_every_s is a number of seconds, above 0: {save_every_s!r}")
+    kinds, given = get_args(Keep), cast("list[Any]", [] if keep is None else keep)
+    if not isinstance(cast(Any, given), list | tuple) or not all(isinstance(each, kinds) for each in given):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"keep is a list of policies: {keep!r}", hint=f"of argosy.checkpoint: {names}")
+    if spike is not None and not isinstance(spike, Spike):
+        raise ConfigError(f"spike is a policy: {spike!r}", hint="from argosy.train import Spike; Run(spike=Spike())")
+
+
+def check_whole(broken: str) -> None:
+    """Refuse to go on where an exception of the script has left a step in between, or this rank to itself."""
+    if broken:
+        raise ConfigError(
+            f"{broken}, which the script caught: the run cannot go on in this process",
+            hint="let it leave the loop, or catch it inside the block, before optimizer.step()",
+        )
