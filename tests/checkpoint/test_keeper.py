@@ -210,7 +210,7 @@ def test_a_slow_store_holds_no_training_up(run: Run):
             state["a"] += 1
             handles.append(saver.save(state, step))
             handles[-1].copied.result(30)
-        assert holdings(run, "own")[0] == 7
+        wait_for(lambda: holdings(run, "own")[0] == 7, "the newest in memory")  # Copied is not yet handed over.
         go_on()
         handles[-1].wait(60)
         saver.flush(60)

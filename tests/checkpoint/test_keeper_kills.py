@@ -83,7 +83,8 @@ def test_a_rank_killed_while_it_starts_a_keeper_leaves_one_keeper_not_two(run: R
         with Saver(run.directory, keeping=run.keeping(peer=True)) as saver:
             saver.save({"a": np.arange(10) + step}, step).wait(30)
         assert len(run.keepers("sock")) == 1
-    assert restore(run.directory).tensors["a"].tolist() == list(range(2, 12))
+    # The rank may have saved a step of its own before it was killed.
+    assert restore(run.directory, step=2).tensors["a"].tolist() == list(range(2, 12))
 
 
 LARGE = 3_000_000
