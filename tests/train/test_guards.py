@@ -215,7 +215,7 @@ def test_an_exception_after_the_update_may_not_be_caught(tmp_path: Path):
 
 def test_a_check_after_the_update_is_too_late(tmp_path: Path):
     training = Training(tmp_path)
-    with pytest.raises(ConfigError, match="step.check comes too late"):
+    with pytest.raises(ConfigError, match=r"step\.check comes too late"):
         training.sail(6, lambda step: step.check(training.update(step)))
 
 

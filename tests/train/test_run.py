@@ -172,6 +172,12 @@ def test_a_step_that_always_fails_is_tried_three_times(dock: Console, place: Pat
     assert built(place, 1) == 3
 
 
+def test_an_exception_that_all_ranks_catch_ends_the_run(dock: Console, place: Path):
+    ended = launch(dock, place, "caught")
+    assert ended.code == 1, ended.text
+    assert "step 3 raised ValueError, which the script caught" in ended.text
+
+
 @pytest.mark.parametrize(
     ("mishap", "code", "word"),
     [

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -43,10 +44,13 @@ def me(rank: int, number: int) -> bool:
     return (run.rank, step.number) == (rank, number) and not step.rehearsal
 
 
+catching = suppress(ValueError) if mishap == "caught" else nullcontext()
 for step in run.steps(until=steps):
-    with step:
+    with catching, step:
         loss = model(step.batch(data)).square().mean()
         if mishap == "raise" and me(1, 3):
+            raise ValueError("broken")
+        if mishap == "caught" and me(run.rank, 3):
             raise ValueError("broken")
         if mishap == "exit" and me(1, 3):
             sys.exit(7)
