@@ -54,7 +54,9 @@ def test_a_killed_keeper_costs_no_save(run: Run):
         state = {"a": np.arange(1000)}
         saver.save(state, 1).wait(30)
         stuck(run.directory)
-        handles = [saver.save(state, 2), saver.save(state, 3)]
+        handles = [saver.save(state, 2)]
+        wait_for(lambda: any(run.directory.glob("checkpoints/step-*2-*")), "the second being written")
+        handles.append(saver.save(state, 3))
         handles[1].copied.result(30)
         (keeper,) = run.keepers()
         keeper.suspend()

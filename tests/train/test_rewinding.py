@@ -122,7 +122,7 @@ def test_a_run_goes_back_only_into_its_own_past():
 
 
 def test_a_nonsensical_wish_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="to=-1"):
+    with pytest.raises(ConfigError, match="to is a whole number, at least 0: -1"):
         Training(tmp_path).run.rewind(-1)
     with pytest.raises(ConfigError, match="over=0"):
         Spike(over=0.5)
