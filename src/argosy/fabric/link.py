@@ -150,6 +150,11 @@ class Link(Generic[Message]):
                 self._ready.extend(self.receive())
         return self._ready.popleft()
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages came with one that was waited for: no poll will tell."""
+        return bool(self._ready)
+
     def forget(self) -> None:
         """Let go of the descriptors without closing them: a forked child has closed or never owned them."""
         self._sock.detach()

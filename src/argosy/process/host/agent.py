@@ -129,6 +129,8 @@ class Agent:
         """Wake-ups, evidence under way, leases, upkeep, linger; then all that is to be said is sent."""
         if not self.leaving and not self.lifeline.in_place:  # A3
             self.shut_down(f"the removal of Argosy's runtime directory, {self.runtime}")
+        if self.warden.has_messages:
+            self.serve_warden(self.warden)
         now = time.time()
         while self.wakes and self.wakes[0][0] <= now:
             _, run = heapq.heappop(self.wakes)

@@ -84,7 +84,7 @@ class Foreground:
         poller = select.poll()
         poller.register(self._link, select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
         try:
-            ready = poller.poll(self._tail.idle_s() * 1000)
+            ready = self._link.has_messages or poller.poll(self._tail.idle_s() * 1000)
             self._forward()
             if ready:
                 self._link.flush()
