@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import select
 import struct
 
 from argosy._select import native
@@ -191,6 +192,8 @@ def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
+        if _ends(pid):  # One that is being killed may not be looked into either.
+            raise PeerLost("rank 0", "gone before its shared memory was opened") from error
         raise ArgosyError(
             f"rank 0's shared memory may not be opened: /proc/{pid}/fd/{fd}: {error.strerror}",
             hint="let all ranks run as one user, with the same capabilities, and none of them set undumpable",
@@ -203,3 +206,15 @@ def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
         return Segment(own, shape, rank)
     finally:
         os.close(own)
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process is gone, or goes within a second."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], 1.0)[0])
+    finally:
+        os.close(pidfd)
