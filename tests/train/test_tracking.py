@@ -204,7 +204,7 @@ def test_p1_a_version_that_was_torn_does_not_count(tmp_path: Path):
     pocket.put(2, "full", filled(2))
     bad = Capsule({**filled(3).tensors, "bad": torch.ones(3, device="meta")}, {})
     with pytest.raises(NotImplementedError, match="meta tensor"):
-        pocket.put(3, "full", bad)  # Ends in the middle of its bytes.
+        pocket.put(3, "full", bad)  # torch's own error, in the middle of the bytes: such a tensor has none to copy.
     assert Pocket(tmp_path, 0).steps("full") == [2]
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, list_steps
 from argosy.collective import Superseded
-from argosy.core import ConfigError, DeadlinePassed, PeerLost
+from argosy.core import DeadlinePassed, PeerLost
+from argosy.train.asked import check_count
 from argosy.train.spikes import LossSpike, Spike
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Rewinding:
         self.agreed: Back | None = None
 
     def ask(self, back: Back) -> None:
-        if back.to < 0 or (back.skip is not None and back.skip < 0):
-            raise ConfigError(f"a run goes back to a step, and leaves out batches: to={back.to}, skip={back.skip}")
+        check_count("to", back.to, 0)
+        check_count("skip", 0 if back.skip is None else back.skip, 0)
         self._asked = back
 
     def words(self) -> list[int]:

@@ -178,7 +178,6 @@ class Run:
         `skip` global batches are left out there: by default all that were used since. Any rank may ask; checkpoints
         of later steps are not gone on with any more.
         """
-        check_count("to", to, 0)
         self.rewinding.ask(Back(to, skip, reason))
 
     @contextmanager

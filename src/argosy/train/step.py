@@ -18,6 +18,7 @@ import torch
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError
 from argosy.data import Loader, Queue, seed_generators
+from argosy.train.asked import check_count
 from argosy.train.spikes import NOTHING
 from argosy.train.tracking import Capsule, local
 
@@ -81,8 +82,7 @@ class Step:
 
     def every(self, steps: int) -> bool:
         """After the block: whether this was one of every so many steps; False after an attempt that did not count."""
-        if steps < 1:
-            raise ConfigError(f"step.every takes a number of steps, at least 1: {steps!r}")
+        check_count("the steps of step.every", steps)
         return self.committed and (self.number + 1) % steps == 0
 
     # -- data --------------------------------------------------------------------------------------
