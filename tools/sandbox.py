@@ -60,17 +60,24 @@ def inhabitants(mark: str) -> dict[int, str]:
     return found
 
 
-def end_inhabitants(mark: str) -> bool:
-    """Wait a little for processes to end, end the others; whether there were any."""
+def linger(mark: str) -> dict[int, str]:
+    """Wait a little for processes to end; those that did not."""
     deadline = time.monotonic() + LINGER_S
     while (left := inhabitants(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    return left
+
+
+def end_inhabitants(mark: str) -> bool:
+    """Wait a little for processes to end, end the others; whether there were any."""
+    left = linger(mark)
     for pid, command in left.items():
         print(f"sandbox: left behind, ended now: pid {pid}: {command}", file=sys.stderr, flush=True)
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+    linger(mark)  # One that is killed takes a moment.
     return bool(left)
 
 

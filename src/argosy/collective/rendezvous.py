@@ -22,6 +22,7 @@ from argosy.collective.segment import ABORT_ELSEWHERE, Segment, Shape
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
 
 _POLL_S = 0.002
+_FORBIDDEN_S = 2.0
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -93,11 +94,12 @@ def meet(
     hellos = _hellos(store, meeting, timeout_s, give_up)
     _check(meeting, hellos)
     wait = partial(_await, store, meeting, hellos, timeout_s, give_up)
+    look = partial(_look, meeting, dict(enumerate(hellos)), time.monotonic() + timeout_s, timeout_s, give_up)
     if len({hello.host for hello in hellos}) > 1:
-        look = partial(_look, meeting, dict(enumerate(hellos)), time.monotonic() + timeout_s, timeout_s, give_up)
         return hellos, _link(store, meeting, wait, look)
-    segment = _lead(store, meeting, hellos, wait) if meeting.rank == 0 else _follow(store, meeting, hellos, wait)
-    return hellos, segment
+    if meeting.rank == 0:
+        return hellos, _lead(store, meeting, hellos, wait)
+    return hellos, _follow(store, meeting, hellos, wait, look)
 
 
 def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
@@ -121,15 +123,28 @@ def _lead(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[lis
         os.close(fd)
 
 
-def _follow(store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None]) -> Segment:
+def _follow(
+    store: Any, meeting: Meeting, hellos: list[Hello], wait: Callable[[list[str]], None], look: Callable[[], None]
+) -> Segment:
     wait([meeting.key(0) + "/offer"])
     offer = msgspec.json.decode(store.get(meeting.key(0) + "/offer"), type=Offer)
     if offer.failure:
         raise ArgosyError(f"rank 0: {offer.failure}")
-    where = hellos[0].pid, offer.fd, offer.inode
-    segment = segments.open_of(where, Shape(meeting.size, offer.window), meeting.rank)
-    store.set(meeting.key(meeting.rank) + "/open", b"1")
-    return segment
+    where, shape = (hellos[0].pid, offer.fd, offer.inode), Shape(meeting.size, offer.window)
+    until = time.monotonic() + _FORBIDDEN_S
+    while True:
+        try:
+            segment = segments.open_of(where, shape, meeting.rank)
+        except PermissionError as error:
+            if time.monotonic() > until:
+                raise ArgosyError(
+                    f"rank 0's shared memory may not be opened: {error.filename}: {error.strerror}",
+                    hint="let all ranks run as one user, with the same capabilities, and none of them set undumpable",
+                ) from error
+            look()
+        else:
+            store.set(meeting.key(meeting.rank) + "/open", b"1")
+            return segment
 
 
 def _link(

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import mmap
 import os
-import select
 import struct
 
 from argosy._select import native
@@ -186,19 +185,15 @@ def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
 
     Raises:
         PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
-        ArgosyError: this process may not look into that one.
+        PermissionError: this process may not look into that one; for a moment also if it is being killed, or the
+            number is that of a file under /proc/sys by now.
     """
     pid, fd, inode = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError as error:
-        if _ends(pid):  # One that is being killed may not be looked into either.
-            raise PeerLost("rank 0", "gone before its shared memory was opened") from error
-        raise ArgosyError(
-            f"rank 0's shared memory may not be opened: /proc/{pid}/fd/{fd}: {error.strerror}",
-            hint="let all ranks run as one user, with the same capabilities, and none of them set undumpable",
-        ) from error
     except OSError as error:  # also a socket or a directory that has the number now
+        if isinstance(error, PermissionError):
+            raise
         raise PeerLost("rank 0", "gone before its shared memory was opened") from error
     try:
         if os.fstat(own).st_ino != inode:
@@ -206,15 +201,3 @@ def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
         return Segment(own, shape, rank)
     finally:
         os.close(own)
-
-
-def _ends(pid: int) -> bool:
-    """Whether a process is gone, or goes within a second."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return True
-    try:
-        return bool(select.select([pidfd], [], [], 1.0)[0])
-    finally:
-        os.close(pidfd)
