@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,12 @@ class Superseded(ArgosyError):
 
 def host_id() -> str:
     """The same for processes that can open each other's files under /proc: one kernel, user, and set of namespaces."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
+    return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _namespace(kind: str) -> str:
