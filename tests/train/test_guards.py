@@ -2,6 +2,8 @@
 
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +236,36 @@ def test_the_numbers_of_steps_are_whole(tmp_path: Path):
             training.sail(until)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="at least 1: 0"):
         training.sail(2, lambda step: step.every(0))
+
+
+@pytest.mark.parametrize(
+    ("said", "work"),
+    [
+        ("step.check takes a loss, a number or a tensor: 'x'", lambda step: step.check("x")),
+        ("step.once takes a function that makes the value: 5", lambda step: step.once("a", 5)),
+        ("step.once takes a name: 5", lambda step: step.once(5, lambda: 5)),
+    ],
+    ids=["check", "once", "name"],
+)
+def test_what_a_step_cannot_use_is_refused(tmp_path: Path, said: str, work: Callable[[Step], Any]):
+    with pytest.raises(ConfigError, match=said):
+        Training(tmp_path).sail(2, work)
+
+
+def test_the_best_of_no_name_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"run\.best takes a name: 3"):
+        Training(tmp_path).run.best(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_file_is_no_directory_of_a_run(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file cannot be the directory of a run: it is a file"):
+        Training(tmp_path / "file")
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_named(small_disk: Path):
+    training = Training(small_disk / "run")
+    with suppress(OSError):
+        (small_disk / "rest").write_bytes(bytes(1 << 20))
+    with pytest.raises(ConfigError, match="run cannot be written to: No space left on device"):
+        training.sail(2)

@@ -128,6 +128,19 @@ def test_a_nonsensical_wish_is_refused(tmp_path: Path):
         Spike(over=0.5)
 
 
+def test_a_run_that_only_goes_back_ends(tmp_path: Path):
+    training = Leaping(tmp_path)
+
+    def work(step: Step) -> None:
+        training.update(step)
+        if step.number == 5:
+            training.run.rewind(4)
+
+    with pytest.raises(ConfigError, match="gone back to step 4 20 times in a row"):
+        training.sail(12, work)
+    assert training.run.ledger.eras == [4] * 20
+
+
 def test_a_leap_of_the_loss_leaves_the_step_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     calm = Leaping(tmp_path / "calm").sail(7)
     leaping = Leaping(tmp_path / "leaping", spike=Spike(window=4))
@@ -150,7 +163,7 @@ def test_a_loss_that_stays_high_ends_the_run(tmp_path: Path):
     calm = Leaping(tmp_path / "calm").sail(10)
     leaping = Leaping(tmp_path / "leaping", spike=Spike(window=2, most=3))
     leaping.leaps = {ids for _, ids in calm.seen[5:]}
-    with pytest.raises(LossSpike, match="step 7, the loss is 1000, its mean was 1: 3 times now"):
+    with pytest.raises(LossSpike, match="step 7, the loss is 1000, its mean was 1: spike 3 in a row"):
         leaping.sail(10)
 
 

@@ -108,7 +108,10 @@ class Saver:
             self._say(f"no keeper, snapshots stay in the ranks: {faults[0]}")
 
         def own() -> Writer:
-            self._committer.owner = take(store, self._session) if self.rank == 0 else None
+            try:
+                self._committer.owner = take(store, self._session) if self.rank == 0 else None
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written to: {error.strerror}") from error
             return OwnWriter(self._committer, self._committer.owner)
 
         writer, _ = self._agree(own, ())

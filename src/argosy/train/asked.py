@@ -1,5 +1,6 @@
 """What the words of a run take: what is of a wrong kind is refused where it is written, not where it is used."""
 
+from pathlib import Path
 from typing import Any, cast, get_args
 
 from argosy.core import ConfigError
@@ -28,6 +29,20 @@ def check_run(save_every: Any, save_every_s: Any, keep: Any, spike: Any) -> None
         raise ConfigError(f"keep is a list of policies: {keep!r}", hint=f"of argosy.checkpoint: {names}")
     if spike is not None and not isinstance(spike, Spike):
         raise ConfigError(f"spike is a policy: {spike!r}", hint="from argosy.train import Spike; Run(spike=Spike())")
+
+
+def check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{what} takes a name: {name!r}")
+
+
+def check_directory(directory: Path) -> None:
+    """Make it, if it is not there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = "it is a file" if directory.is_file() else error.strerror
+        raise ConfigError(f"{directory} cannot be the directory of a run: {said}") from error
 
 
 def check_whole(broken: str) -> None:

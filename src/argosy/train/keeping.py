@@ -137,6 +137,8 @@ class Saves:
 
     def _settle(self, run: "Run", deadline: float) -> bool:
         while not run.crew.is_lost():
+            if run.page is not None:
+                run.page.beat()  # Waiting for a disk is no hang.
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
             if (durable := self.flush(FLUSH_SLICE_S)) is not None:

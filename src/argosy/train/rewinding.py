@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, list_steps
 from argosy.collective import Superseded
-from argosy.core import DeadlinePassed, PeerLost
+from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.train.asked import check_count
 from argosy.train.spikes import LossSpike, Spike
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from argosy.train.step import Step
 
 _NEVER = 1 << 62
+AGAIN_MAX = 20
+"""How often in a row a run goes back to the same step."""
 
 
 class Back(NamedTuple):
@@ -68,8 +70,9 @@ class Rewinding:
         again = sum(abs(each - to) <= policy.back for each in run.ledger.eras)
         if watch.spikes >= policy.most or (policy.then == "rewind" and again >= policy.most):
             run.give_up()
+            often = f"spike {watch.spikes} in a row" if watch.spikes >= policy.most else f"gone back {again} times"
             raise LossSpike(
-                f"step {step.number}, {step.fault}: {max(watch.spikes, again)} times now",
+                f"step {step.number}, {step.fault}: {often}",
                 hint="lower the learning rate, look at the data of these steps, or change Run(spike=...)",
             ) from None
         if policy.then == "rewind":
@@ -94,6 +97,11 @@ class Rewinding:
         run.saves.settle(run)
         steps = run.crew.gather(targets(list_steps(run.directory), ledger.eras, back.to) if run.rank == 0 else [])[0]
         was, eras = run.step, ledger.eras
+        if steps and eras[-AGAIN_MAX:] == [steps[0]] * AGAIN_MAX:
+            raise ConfigError(
+                f"run.rewind has gone back to step {steps[0]:,} {AGAIN_MAX} times in a row",
+                hint="let run.state count how often, or go back further",
+            )
         run.mending.fresh = True  # B2
         if run.pocket is not None:
             run.pocket.clear()

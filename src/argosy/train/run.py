@@ -26,7 +26,7 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, form
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, own_steps
-from argosy.train.asked import check_count, check_run, check_whole
+from argosy.train.asked import check_count, check_directory, check_name, check_run, check_whole
 from argosy.train.crew import Crew, NobodyCame
 from argosy.train.fruitless import Fruitless
 from argosy.train.keeping import Keep, Saves
@@ -101,14 +101,14 @@ class Run:
         self.parallel = Parallel()
         self.scribe = Scribe(self)
         self._until: int | None = None
-        self._page = own_steps() if self.crew.kind == "replaceable" else None
+        self.page = own_steps() if self.crew.kind == "replaceable" else None
         self._lost_at: tuple[float, str] | None = None
         self._broken = ""
         """Why no step can follow."""
         self._rehearsing = self._settles = False
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            check_directory(self.directory)
         if self.crew.kind == "foreign":
             self.say(
                 "not under `argosy run`: a lost rank is not replaced; a new launch goes on from the last checkpoint"
@@ -151,6 +151,7 @@ class Run:
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
+        check_name("run.best", name)
         return self.ledger.bests.setdefault(name + (HIGHEST if highest else ""), Best())
 
     def stop(self, reason: str = "") -> None:
@@ -227,6 +228,8 @@ class Run:
         while True:
             check_whole(self._broken)
             if not self.crew.joined or self.crew.is_lost():
+                if self.crew.joined and self._lost_at is None:
+                    self.lost(self.step, self.crew.group.loss)
                 if self._must_rehearse(rehearsed):
                     rehearsed += 1
                     self._rehearsing = True
@@ -318,9 +321,9 @@ class Run:
             self.rewinding.watch(self.spike, step)
         if step.rows:
             self.scribe.note(Row(self.step, time.time(), numbers(step.rows)), self._until)
-        if self._page is not None:
-            self._page.step()
-            self._page.reach(self.step)
+        if self.page is not None:
+            self.page.step()
+            self.page.reach(self.step)
         self.mending.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
@@ -390,7 +393,9 @@ class Run:
             if self.crew.is_lost():
                 raise self.crew.group.loss
             self.crew.joined = True
-            self._begin()
+            self.mending.from_disk()
+            self.mending.compare()
+            self.saves.open(self, None)
             return True
         try:
             view = self.crew.meet(self._is_no_use, settled=self._settles)
@@ -402,8 +407,8 @@ class Run:
         except (PeerLost, DeadlinePassed, Superseded):
             self.wish.check()
             return False
-        if self._page is not None:
-            self._page.reach(self.step)
+        if self.page is not None:
+            self.page.reach(self.step)
         if self._lost_at is not None:
             since, what = self._lost_at
             self._lost_at = None
@@ -423,11 +428,6 @@ class Run:
             if self.crew.kind != "replaceable":
                 raise
         return self.saves.is_open
-
-    def _begin(self) -> None:
-        self.mending.from_disk()
-        self.mending.compare()
-        self.saves.open(self, None)
 
     def restored(self, step: int, source: str) -> None:
         """State came from disk."""
@@ -480,13 +480,13 @@ class Run:
 
     def give_up(self) -> None:
         """A replacement of this rank would fail as well: none is wanted."""
-        if self._page is not None:
-            self._page.set_flag(Flag.HOPELESS)
+        if self.page is not None:
+            self.page.set_flag(Flag.HOPELESS)
 
     def begin_anew(self) -> NoReturn:
         """End this process so that another takes its place."""
-        if self._page is not None:
-            self._page.set_flag(Flag.ANEW)
+        if self.page is not None:
+            self.page.set_flag(Flag.ANEW)
         raise SystemExit(1)
 
     @contextmanager

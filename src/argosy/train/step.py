@@ -18,7 +18,7 @@ import torch
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError
 from argosy.data import Loader, Queue, seed_generators
-from argosy.train.asked import check_count
+from argosy.train.asked import check_count, check_name
 from argosy.train.spikes import NOTHING
 from argosy.train.tracking import Capsule, local
 
@@ -140,19 +140,25 @@ class Step:
 
     def once(self, name: str, make: Any) -> Any:
         """The value of `make()`, made once: the same on every attempt at this step."""
+        check_name("step.once", name)
+        if not callable(make):
+            raise ConfigError(f"step.once takes a function that makes the value: {make!r:.80}")
         return self._run.once.get(self.number, name, make, rehearsal=self.rehearsal)
 
     def check(self, loss: Any) -> None:
         """Leave this step out, on all ranks, if `loss` is not finite, or a spike by the policy of the run.
 
         Raises:
-            ConfigError: the step is decided already.
+            ConfigError: the step is decided already, or `loss` is no number.
         """
         if self.outcome is not Outcome.OPEN:
             raise ConfigError(
                 f"step.check comes too late: step {self.number} is decided", hint="call it before optimizer.step()"
             )
-        value = float(torch.as_tensor(loss).detach().max())
+        try:
+            value = float(torch.as_tensor(loss).detach().max())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"step.check takes a loss, a number or a tensor: {loss!r:.80}") from error
         self._finite = self._finite and math.isfinite(value)
         self.loss = max(self.loss, value) if self._finite else self.loss
 
