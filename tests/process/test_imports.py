@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from argosy.process.imports.scan import DYNAMO, TORCH, fingerprint, scan
+from argosy.process.imports.source import COMPILER
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -229,3 +230,10 @@ def test_dynamo_is_preloaded_only_where_something_trains(tmp_path: Path) -> None
     (tmp_path / "trains.py").write_text("import torch\ntorch.optim.SGD([torch.ones(1)], lr=1)\n")
     assert DYNAMO not in scan(tmp_path / "looks.py", False, sys.path)
     assert DYNAMO in scan(tmp_path / "trains.py", False, sys.path)
+
+
+def test_the_compiler_is_preloaded_only_where_something_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import re, torch\nre.compile('x')\ntorch.optim.SGD([torch.ones(1)], lr=1)\n")
+    (tmp_path / "compiles.py").write_text("import torch\ntorch.compile(torch.nn.Linear(1, 1))\n")
+    assert COMPILER not in scan(tmp_path / "plain.py", False, sys.path)
+    assert COMPILER in scan(tmp_path / "compiles.py", False, sys.path)

@@ -25,7 +25,7 @@ from argosy.process.imports.source import Source, Statement, read_source, top, v
 TORCH = ("torch", "torch.distributed", "torch.profiler")
 DYNAMO = "torch._dynamo"
 OF_TORCH = frozenset((*TORCH, DYNAMO))
-_FORMAT = 2
+_FORMAT = 3
 """Of what is remembered of parsed files: grows when something else is read from them."""
 FILES_MAX = 2_000
 BYTES_MAX = 16 << 20

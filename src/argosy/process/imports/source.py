@@ -10,6 +10,10 @@ _TRAINS = re.compile(rb"optim|compile|backward|[Pp]arallel|fsdp|shard|dynamo|ind
 # The package itself opens its names on demand.
 _RUNS = re.compile(rb"\bargosy\.Run\b|from argosy import [^\n]*\bRun\b")
 
+# The first compiled call imports torch's compiler, two seconds of CPU, which a replaced rank would spend again.
+_COMPILES = re.compile(rb"\btorch\.compile\b|from torch import [^\n]*\bcompile\b")
+COMPILER = "torch._inductor.compile_fx"
+
 
 class Statement(NamedTuple):
     """One import statement; `names` is empty for `import module`.
@@ -39,6 +43,8 @@ def read_source(text: bytes) -> Source:
     names_torch = b"torch" in text and any(_is_torch(node) for node in ast.walk(tree))
     if _RUNS.search(text):
         statements = (*statements, Statement("argosy.train", ("Run",), 0, False))
+    if _COMPILES.search(text):
+        statements = (*statements, Statement(COMPILER, (), 0, False))
     return Source(statements, names_torch, _TRAINS.search(text) is not None)
 
 
