@@ -326,7 +326,8 @@ def test_c1_a_run_of_another_host_may_be_alive(world: Path):
 
 def test_leftovers_of_killed_daemons_go(world: Path):
     (world / "rt/runs").mkdir(parents=True)
-    (world / "rt/warden.lock").touch()
+    for name in ("warden.lock", "keeper-1d92-b5.sock", "keeper-1d92-b5.sock.lock", "keeper-1d92-b5.sock.log"):
+        (world / "rt" / name).touch()
     segment = world / "shm" / f"argosy-{os.getuid()}-{'0' * 12}"
     (segment / "run").mkdir(parents=True)
     (world / "shm/somebody-elses").mkdir()

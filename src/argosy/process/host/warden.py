@@ -49,7 +49,10 @@ from argosy.process.rank.lifeline import Lifeline
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
-OWN_FILES = ("*.sock", "warden.out", "agent.out", "zygote-*.out", "agent.log", "exits", "lifeline", "warden.lock")
+OWN_FILES = (
+    *("*.sock", "warden.out", "agent.out", "zygote-*.out", "agent.log", "exits", "lifeline", "warden.lock"),
+    "keeper-*.sock.*",
+)
 
 
 class Warden:

@@ -21,7 +21,7 @@ from argosy.process.upkeep.cleaning import Removal
 from argosy.process.upkeep.remains import dead_cgroups, living_runs, lock_runtime, why_alive, why_shared
 
 QUIT_S = 15.0
-_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|exits|lifeline|runs")
+_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(\.\w+)?|exits|lifeline|runs")
 
 
 def remove(removal: Removal) -> str:
