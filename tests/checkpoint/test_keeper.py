@@ -99,16 +99,24 @@ def test_k2_a_stopped_keeper_holds_training_up_once_and_is_joined_again_when_it_
         assert restore(run.directory, step=1).step == 1
 
 
-def test_new_ranks_beside_a_stopped_keeper_are_told_who_holds_the_directory(run: Run):
-    said: list[str] = []
-    with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save({"a": np.arange(10)}, 1).wait(30)
-        (keeper,) = run.keepers()
-        keeper.suspend()
-        with pytest.raises(DirectoryInUse, match=f"{keeper.pid}"):
-            Saver(run.directory, keeping=run.keeping(), say=said.append)
-        assert "it does not answer" in said[0]
-        keeper.resume()
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_k3_new_ranks_replace_a_keeper_of_their_run_that_is_stopped(run: Run, ranks: int):
+    """All ranks were killed beside it: the next ones do not fail until no restarts are left."""
+    store = f"{run.directory}.store"
+    first = [run.train(RANK=str(r), WORLD_SIZE=str(ranks), RENDEZVOUS=f"{store}0") for r in range(ranks)]
+    for process in first:
+        process.until("copied", 4)
+    (stopped,) = run.keepers()
+    stopped.suspend()
+    for process in first:
+        process.kill()
+    again = [run.train(RANK=str(r), WORLD_SIZE=str(ranks), RENDEZVOUS=f"{store}1") for r in range(ranks)]
+    for process in again:
+        process.until("copied", 3)
+    (keeper,) = run.keepers()
+    assert keeper.pid != stopped.pid
+    for process in again:
+        process.kill()
 
 
 def test_kept_by_the_peer_when_the_keeper_dies_too(run: Run):

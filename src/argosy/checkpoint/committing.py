@@ -12,7 +12,19 @@ import msgspec
 import argosy
 from argosy.checkpoint.arranging import make_index, segment_header
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.format import NO_JSON, ROOT, CorruptShard, Draft, Entry, Root, era_of, unseal
+from argosy.checkpoint.format import (
+    NO_JSON,
+    ROOT,
+    CorruptShard,
+    Draft,
+    Entry,
+    Root,
+    StepNotFound,
+    era_of,
+    seal,
+    step_of,
+    unseal,
+)
 from argosy.checkpoint.operations import (
     Operation,
     Rmdir,
@@ -233,13 +245,35 @@ class Committer:
         with suppress(OSError):
             self.store.put(f"{name}/rank-{self.rank:05d}.failed", reason.encode())
 
-    def pin(self, step: int, *, keep: bool) -> None:
-        """Remember durably that a step is kept, or no longer."""
+    def pin(self, step: int, *, keep: bool, is_coming: bool = False) -> None:
+        """Remember durably that a step is kept, or no longer.
+
+        Raises:
+            StepNotFound: it shall be kept, and is neither there nor coming.
+        """
         if self.rank != 0:
             return
+        if keep and not is_coming and step not in (known := [step_of(name) for name, _ in roots(self.store.files)]):
+            there = ", ".join(map(str, known[:8]))
+            raise StepNotFound(f"step {step} was not committed in {self.store.name}", hint=f"there are {there}")
         pins = read_pins(self.store.files)
         pins = pins | {step} if keep else pins - {step}
         self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
+
+    def untag(self, tag: str) -> None:
+        """Take a tag from the steps that have it: their roots are replaced by such without it.
+
+        Raises:
+            StepNotFound: none has.
+        """
+        if self.rank != 0:
+            return
+        tagged = [(name, root) for name, root in roots(self.store.files) if isinstance(root, Root) and tag in root.tags]
+        if not tagged:
+            raise StepNotFound(f"no step is tagged {tag!r} in {self.store.name}")
+        for name, root in tagged:
+            without = msgspec.structs.replace(root, tags=[each for each in root.tags if each != tag])
+            self.store.perform(plan_small(f"{name}/{ROOT}", seal(without)))
 
     def tidy(self) -> None:
         """Delete what no policy keeps, behind a commit: that a step is durable need not wait for it."""

@@ -9,6 +9,7 @@ import msgspec
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
 from argosy.checkpoint.reading import Step, stored_state
+from argosy.checkpoint.tying import tied, untying
 from argosy.core import ConfigError
 from argosy.transfer import (
     Adoption,
@@ -20,6 +21,7 @@ from argosy.transfer import (
     Role,
     State,
     Unit,
+    checked_roles,
     full_name,
     parts_by_source,
     seen_from_source,
@@ -41,6 +43,12 @@ class Wish:
     timeout_s: float = EXCHANGE_TIMEOUT_S
     """How long to wait for other ranks."""
 
+    def __post_init__(self) -> None:
+        checked_roles(self.roles)
+        rename: Any = self.rename
+        if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
+            raise ConfigError(f"rename= is a dict or a function of names: {type(rename).__name__}")
+
 
 @dataclass(slots=True)
 class Fit:
@@ -60,19 +68,35 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
     """
     stored = stored_state(found)
     names = _new_names(stored, wish.rename)
-    renamed = _chosen(_renamed(stored, names), live, wish)
-    mapped, made = (renamed, {}) if wish.remap is None else remapped_state(renamed, wish.remap)
+    entries = [_under_name(entry, names) for entry in found.entries]
+    renamed = tied(_chosen(_renamed(stored, names), live, wish), entries, live)
+    remap = untying(renamed, live, wish.remap)
+    mapped, made = (renamed, {}) if remap is None else remapped_state(renamed, remap)
     assert live.adopt is not None
     adoption = live.adopt(mapped)
+    _check(adoption, live, wish)
+    targets = adoption.targets if remap is None else _seen(renamed, made, adoption.targets)
+    entries = [entry for entry in entries if entry.name in targets]
+    return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
+
+
+def _check(adoption: Adoption, live: State, wish: Wish) -> None:
+    """Refuse what would leave live state as it was, or begin moments anew, without having been asked."""
     if not wish.partial and wish.roles is None:
         if adoption.unused:
             raise ConfigError(f"no place for stored {_some(adoption.unused)}", hint="rename them, or pass partial=True")
         if adoption.kept:
             raise ConfigError(f"not stored: {_some(adoption.kept)}", hint="pass partial=True to leave them as they are")
-    targets = adoption.targets if wish.remap is None else _seen(renamed, made, adoption.targets)
-    entries = [_under_name(entry, names) for entry in found.entries]
-    entries = [entry for entry in entries if entry.name in targets]
-    return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
+    elif live.units and not adoption.targets:
+        raise ConfigError(
+            f"nothing that is stored has a place here: not {_some(adoption.unused) or 'any tensor'}",
+            hint="rename them, or ask for other roles",
+        )
+    if adoption.bare and not wish.fresh:
+        raise ConfigError(
+            f"stored without moments, which the optimizer here would begin anew: {_some(adoption.bare)}",
+            hint="pass fresh=True if that is meant",
+        )
 
 
 def _chosen(renamed: State, live: State, wish: Wish) -> State:
@@ -107,6 +131,11 @@ def _new_names(stored: State, rename: Rename | None) -> dict[str, str]:
 
     aliases = [alias for unit in stored.units.values() for alias in unit.aliases]
     names = {name: new(name) for name in (*stored.units, *aliases)}
+    unknown = [] if rename is None or callable(rename) else sorted(set(rename) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"rename= names what is not stored: {_some(unknown)}", hint=f"stored are {_some(list(names))}"
+        )
     if len({names[name] for name in stored.units}) != len(stored.units):
         raise ConfigError("rename= gives two stored tensors the same name")
     return names

@@ -5,8 +5,9 @@
 import gc
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -43,6 +44,10 @@ def as_state(thing: Any) -> State:
     """
     if isinstance(thing, State):
         return thing
+    if isinstance(thing, Mapping):
+        for key in thing:
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"the keys of a state are names, texts of at least one letter: {key!r}")
     if isinstance(thing, Mapping) and all(isinstance(value, np.ndarray) for value in thing.values()) and thing:
         return describe_arrays(thing)
     if "torch" not in sys.modules:
@@ -61,7 +66,22 @@ def as_state(thing: Any) -> State:
     others = {name: value for name, value in thing.items() if name not in modules and name not in optimizers}
     model = next(iter(modules.values())) if len(modules) == 1 else modules
     local = [name for name, value in others.items() if isinstance(value, torch.Generator)]
-    return describe(model, optimizers, others=others, local=local)
+    state = describe(model, optimizers, others=others, local=local)
+    adopt = state.adopt
+
+    def adopt_and_put_back(stored: State) -> Adoption:
+        assert adopt is not None
+        adoption = adopt(stored)
+
+        def commit() -> None:
+            adoption.commit()
+            if isinstance(thing, MutableMapping):
+                thing.update({name: value for name, value in others.items() if value is not thing[name]})
+
+        return replace(adoption, commit=commit)
+
+    state.adopt = adopt_and_put_back
+    return state
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> State:
@@ -107,7 +127,7 @@ def landing(local: Any) -> tuple[Any, Callable[[], None]]:
             return local, lambda: None
         buffer = np.ascontiguousarray(local)
         return buffer, lambda: np.copyto(local, buffer)
-    if local.device.type == "cpu" and local.is_contiguous():
+    if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg():
         return local, lambda: None
     import torch
 

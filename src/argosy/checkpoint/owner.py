@@ -14,6 +14,10 @@ from argosy.core import ConfigError
 OWNER = "owner.json"
 
 
+_here: dict[str, tuple[int, str]] = {}
+"""The places that savers of this process write to: its pid, as a fork has them too, and where the saver was made."""
+
+
 class Owner(msgspec.Struct, frozen=True):
     """Who writes here."""
 
@@ -25,6 +29,26 @@ class Owner(msgspec.Struct, frozen=True):
 
 class DirectoryInUse(ConfigError):
     """Another living run writes to this directory."""
+
+
+def claim(place: str, site: str) -> None:
+    """A saver of this process will write to a place.
+
+    Raises:
+        DirectoryInUse: another one does.
+    """
+    pid, other = _here.get(place, (0, ""))
+    if pid == os.getpid():
+        raise DirectoryInUse(
+            f"a Saver of this process writes to {place} already: it was made at {other}",
+            hint="use that one, or close it before",
+        )
+    _here[place] = os.getpid(), site
+
+
+def disclaim(place: str) -> None:
+    """That saver is closed."""
+    _here.pop(place, None)
 
 
 def take(store: Store, session: str) -> Owner:

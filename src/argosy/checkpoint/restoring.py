@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argosy.checkpoint.asking import checked_step
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.fitting import Fit, Wish, fit
 from argosy.checkpoint.format import CorruptShard, Entry
@@ -60,11 +61,12 @@ def restore(
 ) -> Restored:
     """Restore `step` (None: the newest that is whole) from the nearest good copy: a keeper, disk, or a store.
 
-    `into` is a State, a module, or a dict of modules, optimizers and whatever has a state_dict; their tensors are
-    written in place, in whatever layout they have. Without it, the tensors are returned whole: no ranks, no process
-    group. Keyword arguments are those of `Wish`: `rename` maps stored names to live ones, `remap` also splits, fuses,
-    stacks and transposes them, `partial=True` lets names on either side be without a partner, `roles` restores only
-    these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait for other ranks.
+    `into` is a State, a module, or a dict of modules, optimizers, values and whatever has a state_dict; their tensors
+    are written in place, in whatever layout they have, and values are put back into the dict. Without it, the tensors
+    are returned whole: no ranks, no process group. Keyword arguments are those of `Wish`: `rename` maps stored names to
+    live ones, `remap` also splits, fuses, stacks and transposes them, `partial=True` lets names on either side be
+    without a partner, `roles` restores only these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait
+    for other ranks.
 
     Raises:
         StepNotFound: nothing was committed, or not this step.
@@ -74,7 +76,7 @@ def restore(
     """
     asked = wish or Wish(**wishes)
     begun = time.monotonic()
-    search = Search(path, step, asked.timeout_s)
+    search = Search(path, None if step is None else checked_step(step), asked.timeout_s)
     try:
         with without_collection():
             restored = _restore(search, into, asked)
@@ -211,14 +213,20 @@ def wanted_chunks(entries: Iterable[Entry], targets: Mapping[str, Member], rank:
     return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
 
 
+def _memory(local: Any) -> tuple[int, bool, bool]:
+    """Which memory a tensor is in, and how it is seen there."""
+    is_torch = hasattr(local, "data_ptr")
+    return address_of(local), is_torch and local.is_conj(), is_torch and local.is_neg()
+
+
 def _reading(files: Files, wanted: Sequence[Chunk], fitted: Fit, rank: int) -> tuple[Reading, Callable[[], None]]:
     """How chunks are read into their tensors, and what is to be done then: a tensor that is not plain CPU memory gets
     its bytes through one that is."""
     used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
-    own = {name: address_of(fitted.locals[name]) for name in used}
+    own = {name: _memory(fitted.locals[name]) for name in used}
     # Tensors of one flat buffer land together.
-    landings = {address: landing(fitted.locals[name]) for name, address in own.items()}
-    addresses = {name: address_of(landings[address][0]) for name, address in own.items()}
+    landings = {memory: landing(fitted.locals[name]) for name, memory in own.items()}
+    addresses = {name: address_of(landings[memory][0]) for name, memory in own.items()}
 
     def sink(entry: Entry, box: Box, address: int) -> list[Copy]:
         return list(chunk_copies(entry, box, address, fitted.targets[entry.name], rank, addresses.__getitem__))

@@ -13,14 +13,18 @@ from argosy.checkpoint.format import Root
 from argosy.core import ConfigError
 
 
+def _at_least_1(what: str, number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"{what} needs a whole number, at least 1: {number!r}")
+
+
 class KeepLast(msgspec.Struct, frozen=True, tag=True):
     """Keep the newest `count` steps."""
 
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"KeepLast needs at least 1: {self.count}")
+        _at_least_1("KeepLast", self.count)
 
     def choose(self, roots: Sequence[Root]) -> list[Root]:
         return sorted(roots, key=lambda root: (root.era, root.step))[-self.count :]
@@ -33,6 +37,9 @@ class KeepBest(msgspec.Struct, frozen=True, tag=True):
     count: int
     highest: bool = False
 
+    def __post_init__(self) -> None:
+        _at_least_1("KeepBest", self.count)
+
     def choose(self, roots: Sequence[Root]) -> list[Root]:
         known = [root for root in roots if not math.isnan(root.metrics.get(self.metric, math.nan))]
         sign = -1 if self.highest else 1
@@ -43,6 +50,9 @@ class KeepEvery(msgspec.Struct, frozen=True, tag=True):
     """Keep each step that is a multiple of `steps`."""
 
     steps: int
+
+    def __post_init__(self) -> None:
+        _at_least_1("KeepEvery", self.steps)
 
     def choose(self, roots: Sequence[Root]) -> list[Root]:
         return [root for root in roots if root.step % self.steps == 0]

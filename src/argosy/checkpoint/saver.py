@@ -4,10 +4,11 @@ saver = Saver("runs/x")
 saver.save({"model": model, "optimizer": optimizer}, step)
 """
 
-import math
+import os
 import queue
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -16,22 +17,24 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
+from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
+from argosy.checkpoint.asking import checked_keep, checked_metrics, checked_step, checked_tags
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
 from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.operations import segment_name
-from argosy.checkpoint.owner import take
+from argosy.checkpoint.owner import claim, disclaim, take
 from argosy.checkpoint.pacing import Pace, failure_rate
 from argosy.checkpoint.retention import Cadence, Keep, KeepLast
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
-from argosy.checkpoint.stores import open_store
+from argosy.checkpoint.stores import is_url, open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
-from argosy.transfer import Role, State, Unit
+from argosy.transfer import Role, State, Unit, checked_roles
 
 
 @dataclass(slots=True)
@@ -47,6 +50,14 @@ class Handle:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until durable, and raise what went wrong."""
         self.durable.result(timeout_s)
+
+
+class _Wanted(NamedTuple):
+    """What is said of one save, checked."""
+
+    tags: list[str]
+    metrics: dict[str, float]
+    roles: Collection[Role] | None
 
 
 class Mark(NamedTuple):
@@ -81,12 +92,20 @@ class Saver:
         like: "Mark | None" = None,
         say: Callable[[str], None] = warn,
     ) -> None:
+        policies = checked_keep(keep)
         self.rank, self.size = place()
         self._sample, self._count, self._say = sample, 0 if like is None else like.saves, say
         self._alone = like is not None
-        self._session = session(self.size) if like is None else like.session
-        self._writer = self._open(path, tuple(keep), keeping or default_keeping())
+        self._place = os.path.realpath(open_store(path, new=True).name) if not is_url(path) else str(path)
+        claim(self._place, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
+        try:
+            self._session = session(self.size) if like is None else like.session
+            self._writer = self._open(path, policies, keeping or default_keeping())
+        except BaseException:
+            disclaim(self._place)
+            raise
         self._pace = self._paced(cadence or Cadence(every_steps=500))
+        self._at: int | None = None
         self._habits = Habits()
         self._handles: list[Handle] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -145,7 +164,7 @@ class Saver:
     def save(
         self,
         state: Any,
-        step: int,
+        step: int | None = None,
         *,
         tag: str | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -154,48 +173,71 @@ class Saver:
     ) -> Handle:
         """Begin to save, and return at once; the next optimizer step waits until the copy is complete.
 
-        `state` is what `restore` takes as `into`. A tagged step is kept until its tag is removed. While two saves
-        are under way the third waits for the first; with a keeper none waits for the disk. All steps of a later `era`
-        are newer than those of an earlier one: a training that has gone back to an older step begins one. Metrics that
-        are no number are not kept.
+        `state` is what `restore` takes as `into`. Without `step` it is the one that `due` or `save` was last told. A
+        tagged step is kept until its tag is removed (`untag`). While two saves are under way the third waits for the
+        first; with a keeper none waits for the disk. All steps of a later `era` are newer than those of an earlier
+        one: a training that has gone back to an older step begins one. Metrics that are not finite are not kept.
+
+        Raises:
+            ConfigError: something of it cannot be kept, or is no step, metric, tag or role.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
-        begun = time.monotonic()
-        with without_collection():
-            described = as_state(state)
-            found = shares(described, roles)
-            text, border, size = arrange(found, self._habits.quiet(found))
-        if (described.rank, described.size) != (self.rank, self.size):
+        if step is None and self._at is None:
             raise ConfigError(
-                f"the state is of rank {described.rank} of {described.size}, the saver of {self.rank} of {self.size}",
-                hint="make the Saver after init_process_group",
+                "which step is saved is not known", hint="pass step=, or tell it by saver.due(step) or an earlier save"
             )
-        handle = Handle(step)
-        arena = self._writer.lend(size)
-        with without_collection():
-            snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
+        self._at = number = checked_step(self._at if step is None else step)
+        checked_roles(roles)
+        wanted = _Wanted(checked_tags(tag), checked_metrics(metrics), roles)
+        begun = time.monotonic()
+        # Whatever becomes of it: ranks call their saves by the same numbers.
         self._count += 1
-        draft = Draft(
-            step=step,
-            name=step_name(step, f"{self._session}{self._count:04x}", era),
-            rank=self.rank,
-            size=self.size,
-            entries=[],
-            border=border,
-            bytes=size,
-            room=len(text),
-            shared=shared_digest(described),
-            **said(described),
-            tags=[tag] if tag else [],
-            metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
-        )
-        self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        self._jobs.put(_Job(draft, snapshot, handle, self._habits))
+        name = step_name(number, f"{self._session}{self._count:04x}", era)
+        handle = Handle(number)
+        described, snapshot = self._begin(state, name, wanted, handle)
         self._fence(described, snapshot)
-        self._pace.saved(step)
+        self._pace.saved(number)
         self._pace.lost(time.monotonic() - begun)
         return handle
+
+    def _begin(self, state: Any, name: str, wanted: "_Wanted", handle: Handle) -> tuple[State, Snapshot]:
+        """Begin to copy, and have it committed behind; on error nothing is lent any more."""
+        arena: Arena | None = None
+        try:
+            with without_collection():
+                described = as_state(state)
+                found = shares(described, wanted.roles)
+                text, border, size = arrange(found, self._habits.quiet(found))
+            if (described.rank, described.size) != (self.rank, self.size):
+                here = f"the saver of {self.rank} of {self.size}"
+                raise ConfigError(
+                    f"the state is of rank {described.rank} of {described.size}, {here}",
+                    hint="make the Saver after init_process_group",
+                )
+            draft = Draft(
+                step=handle.step,
+                name=name,
+                rank=self.rank,
+                size=self.size,
+                entries=[],
+                border=border,
+                bytes=size,
+                room=len(text),
+                shared=shared_digest(described),
+                **said(described, wanted.roles),
+                tags=wanted.tags,
+                metrics=wanted.metrics,
+            )
+            arena = self._writer.lend(size)
+            with without_collection():
+                snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
+        except BaseException as error:
+            self._writer.abandon(name, arena, str(error))
+            raise
+        self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
+        self._jobs.put(_Job(draft, snapshot, handle, self._habits))
+        return described, snapshot
 
     def _fence(self, state: State, snapshot: Snapshot) -> None:
         """Wait for the copy before the state changes; at once if nobody can tell when that is."""
@@ -219,6 +261,7 @@ class Saver:
 
     def due(self, step: int) -> bool:
         """Whether a save is due at `step`; call it once per step, on every rank. All ranks get the same answer."""
+        self._at = step
         return self._pace.due(step, time.monotonic())
 
     @property
@@ -239,11 +282,25 @@ class Saver:
         return Pace(cadence, share, failures)
 
     def pin(self, step: int) -> None:
-        """Keep a step until it is unpinned, whatever the policies say."""
-        self._committer.pin(step, keep=True)
+        """Keep a step until it is unpinned, whatever the policies say.
+
+        Raises:
+            StepNotFound: it is neither committed nor being saved.
+        """
+        number = checked_step(step)
+        self._committer.pin(number, keep=True, is_coming=any(each.step == number for each in self._handles))
 
     def unpin(self, step: int) -> None:
-        self._committer.pin(step, keep=False)
+        """Leave a step to the policies again."""
+        self._committer.pin(checked_step(step), keep=False)
+
+    def untag(self, tag: str) -> None:
+        """Remove a tag from the steps that have it; the policies decide about them again.
+
+        Raises:
+            StepNotFound: no committed step has it.
+        """
+        self._committer.untag(tag)
 
     def flush(self, timeout_s: float = 600.0) -> None:
         """Wait until every save begun is durable, or a later one is instead of it; raises the first failure.
@@ -276,6 +333,7 @@ class Saver:
         wait((handle.durable for handle in self._handles), max(0.0, deadline - time.monotonic()))
         self._unfence()
         self._writer.close()
+        disclaim(self._place)
 
     def __enter__(self) -> "Saver":
         return self
@@ -323,10 +381,16 @@ class _Job:
         return self._entries
 
 
-def said(state: State) -> dict[str, Any]:
-    """What a rank says of its state besides tensors: each unit's first rank of that unit, rank 0 all shared values."""
+def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
+    """What a rank says of its state besides tensors: each unit's first rank of that unit, rank 0 all shared values.
+
+    Without their moments, parameters are not said to have an optimizer.
+    """
     first = [unit for unit in state.units.values() if state.rank == min(_ranks(unit), default=0)]
-    units = {unit.name: UnitInfo(unit.options, unit.aliases) for unit in first}
+    if roles is not None:
+        first = [unit for unit in first if any(member.role in roles for member in unit.members.values())]
+    is_bare = roles is not None and "moment" not in roles
+    units = {unit.name: UnitInfo({} if is_bare else unit.options, unit.aliases) for unit in first}
     own = f"rank{state.rank}/"
     values = {name: value for name, value in state.values.items() if not state.rank or name.startswith(own)}
     return {"values": values, "units": units}

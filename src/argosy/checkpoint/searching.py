@@ -26,7 +26,7 @@ class Search:
         files, label = open_files(path)
         self.sources: list[Source] = [*keeper_sources(str(path)), FilesSource(files, label)]
         self.skipped: list[str] = []
-        self._step, self._timeout_s = step, timeout_s
+        self._path, self._step, self._timeout_s = path, step, timeout_s
         self._size = 1
         self._holders: dict[str, list[Source]] = {}
         self._order: list[Candidate] = []
@@ -63,9 +63,11 @@ class Search:
         everything = sorted((seen[0][name] for name in common), reverse=True)
         self._order = [each for each in everything if self._step in (None, each.step)]
         if not self._order:
-            what = "no step was committed here" if self._step is None else f"step {self._step} was not committed here"
+            what = "no step was committed" if self._step is None else f"step {self._step} was not committed"
             known = ", ".join(dict.fromkeys(str(each.step) for each in everything[:8]))
-            raise StepNotFound(what, hint=f"there are {known}" if known else "; ".join(self.skipped))
+            raise StepNotFound(
+                f"{what} in {self._path}", hint=f"there are {known}" if known else "; ".join(self.skipped)
+            )
 
     def holders(self, candidate: Candidate) -> Sequence[Source]:
         return self._holders[candidate.name]
@@ -77,7 +79,7 @@ class Search:
             StepNotFound: all were.
         """
         if not self._order:
-            raise StepNotFound("no step is whole", hint="; ".join(self.skipped))
+            raise StepNotFound(f"no step is whole in {self._path}", hint="; ".join(self.skipped))
         return self._order.pop(0)
 
     def passed_over(self, candidate: Candidate, source: Source, error: Exception) -> None:

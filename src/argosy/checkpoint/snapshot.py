@@ -6,6 +6,7 @@ S2  When all is copied a part of the source is summed again: if the sums differ,
 """
 
 import random
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
@@ -14,11 +15,12 @@ from typing import Any
 from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import Share, copies
 from argosy.checkpoint.format import sums_text
-from argosy.core import ArgosyError
+from argosy.core import ArgosyError, DeadlinePassed
 from argosy.transfer import Copy, Progress, Sums, copy_boxes
 
 SAMPLE = 64
 """One chunk in so many is summed again at the end."""
+COPY_S = 600.0
 LOOK_S = 0.001
 """How often a writer looks how far the copy is."""
 Done = Callable[[BaseException | None], None]
@@ -36,7 +38,8 @@ def address_of(local: Any) -> int:
 def settled(local: Any) -> Any:
     """The same cells in contiguous memory of the CPU: itself, or a copy where it must be."""
     if hasattr(local, "data_ptr"):
-        return local.detach().cpu().contiguous()
+        # A view that is conjugate or negative has other cells than its memory.
+        return local.detach().cpu().resolve_conj().resolve_neg().contiguous()
     import numpy as np
 
     return np.ascontiguousarray(local)
@@ -83,14 +86,21 @@ class Snapshot:
         self._tell(self.error)
 
     def wait(self) -> None:
-        """Return when the source may change: the copy is complete and was checked."""
-        self._done.wait()
+        """Return when the source may change: the copy is complete and was checked.
+
+        Raises:
+            DeadlinePassed: it is not, after ten minutes.
+        """
+        if not self._done.wait(COPY_S):
+            raise DeadlinePassed("the state copied, so that it may change", COPY_S)
 
     def until(self, end: int) -> None:
         """Return when the first `end` bytes of the arena are copied; raises what went wrong, if it did."""
         needed = bisect_left(self._places, end)
+        deadline = time.monotonic() + COPY_S
         while self._progress.copies < needed and not self._done.wait(LOOK_S):
-            pass
+            if time.monotonic() > deadline:
+                raise DeadlinePassed("the state copied, so that it can be written", COPY_S)
         if self.error is not None:
             raise self.error
 
@@ -114,7 +124,7 @@ class Snapshot:
 
     def sums(self) -> list[list[str]]:
         """The sums of each share's chunks, when the copy is complete."""
-        self._done.wait()
+        self.wait()
         if self.error is not None:
             raise self.error
         texts = iter([sums_text(self._sums[id(copy)]) for copy in self._copies])

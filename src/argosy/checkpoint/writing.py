@@ -35,6 +35,10 @@ class Writer(Protocol):
         """Take over a snapshot, to be committed when it is whole; `draft` has no entries yet."""
         ...
 
+    def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
+        """Step `name` will not be: take back what was lent for it, and tell the other ranks."""
+        ...
+
     def let_go(self) -> None:
         """Wait no more for other ranks' parts of what was submitted."""
         ...
@@ -62,8 +66,12 @@ class OwnWriter:
         if arena is None or arena.size < size:
             if arena is not None:
                 arena.close()
-            # A little more than needed: optimizer state that comes later often fits.
-            arena = Arena(size + size // 64)
+            try:
+                # A little more than needed: optimizer state that comes later often fits.
+                arena = Arena(size + size // 64)
+            except BaseException:
+                self._arenas.put(None)
+                raise
         return arena
 
     def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
@@ -79,12 +87,21 @@ class OwnWriter:
         if failure is None:
             self.committer.tidy()
 
+    def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
+        if arena is not None:
+            self._arenas.put(arena)
+        if self.committer.size > 1:
+            self.committer.give_up(name, reason)
+
     def let_go(self) -> None:
         self.committer.let_go()
 
     def close(self) -> None:
         if self._owner is not None:
-            release(self.committer.store, self._owner)
+            try:
+                release(self.committer.store, self._owner)
+            except OSError as error:  # Whoever comes next finds that the owner is dead.
+                self.committer.say(f"{self.committer.store.name} could not be let go: {error}")
         deadline = time.monotonic() + 1.0
         for _ in range(ARENAS):
             try:

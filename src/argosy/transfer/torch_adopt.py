@@ -4,6 +4,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +16,29 @@ if TYPE_CHECKING:
     from argosy.transfer.torch_state import _Builder
 
 
+_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
+STATES = {
+    "SGD": frozenset({"momentum_buffer"}), "Muon": frozenset({"momentum_buffer"}),
+    "Adam": _ADAM | {"max_exp_avg_sq"}, "AdamW": _ADAM | {"max_exp_avg_sq"}, "RAdam": _ADAM, "SparseAdam": _ADAM,
+    "NAdam": _ADAM | {"mu_product"}, "Adamax": frozenset({"step", "exp_avg", "exp_inf"}),
+    "RMSprop": frozenset({"step", "square_avg", "momentum_buffer", "grad_avg"}),
+    "Adagrad": frozenset({"step", "sum"}), "Adadelta": frozenset({"step", "square_avg", "acc_delta"}),
+    "Rprop": frozenset({"step", "prev", "step_size"}), "ASGD": frozenset({"step", "eta", "mu", "ax"}),
+    "Adafactor": frozenset({"step", "row_var", "col_var", "variance"}),
+}  # fmt: skip
+"""What torch's own optimizers keep of a parameter. Of others nobody can tell before they have made it."""
+
+
 def adopt(live: State, stored: State, builder: "_Builder") -> Adoption:
     """See `State.adopt`."""
     taker = _Taker(live, stored, builder)
+    for name, thing in builder.others.items():
+        if hasattr(thing, "state_dict") and not hasattr(thing, "load_state_dict"):
+            raise ConfigError(f"{name} cannot be restored into: a {type(thing).__name__} has no load_state_dict")
     for name in sorted(stored.units):
         taker.take(stored.units[name])
-    known = {alias for unit in stored.units.values() for alias in (unit.name, *unit.aliases)}
-    missing = sorted(set(live.units) - known - set(taker.places.values()))
-    return Adoption(taker.targets, taker.commit, missing, taker.unused)
+    missing = set(live.units) - taker.filled
+    return Adoption(taker.targets, taker.commit, sorted(missing | taker.missing_values()), taker.unused, taker.bare())
 
 
 class _Taker:
@@ -31,6 +47,8 @@ class _Taker:
         self.targets: dict[str, Member] = {}
         self.created: dict[str, dict[str, Tensor]] = {}
         self.places: dict[str, str] = {}
+        self.takers: dict[str, str] = {}
+        self.filled: set[str] = set()
         self.unused: list[str] = []
         self.loose: dict[str, Tensor] = {}
         self.aliases = {alias: unit.name for unit in live.units.values() for alias in unit.aliases}
@@ -41,20 +59,65 @@ class _Taker:
         place = next((n for n in names if n in self.live.units), None)
         place = place or next((self.aliases[n] for n in names if n in self.aliases), None)
         if place is None:
-            if self._belongs_to_other(unit.name):
+            if "value" in unit.members and self._belongs_to_other(unit.name):
                 self._take_loose(unit)
             else:
                 self.unused += [full_name(unit.name, key) for key in unit.members]
             return
+        twin = self.takers.setdefault(place, unit.name)
+        if twin != unit.name:
+            raise ConfigError(
+                f"{twin} and {unit.name} are one tensor here, but were stored as two that differ",
+                hint="untie them here, or rename= one of them to nothing that is here, with partial=True",
+            )
         self.places[unit.name] = place
         here = self.live.units[place]
         for key, member in unit.members.items():
+            self._check_kind(unit.name, key, place)
             target = here.members.get(key) or self._create(place, member)
             if target is None:
                 self.unused.append(full_name(unit.name, key))
                 continue
             fits(full_name(unit.name, key), member, target)
             self.targets[full_name(unit.name, key)] = target
+            if key in ("parameter", "value"):
+                self.filled.add(place)
+
+    def _check_kind(self, name: str, key: str, place: str) -> None:
+        """Refuse what the optimizer here does not know.
+
+        Raises:
+            ConfigError: it is the state of another kind of optimizer.
+        """
+        owner = self.builder.owners.get(place)
+        kind = type(owner[1]) if owner is not None else None
+        if kind is None or key == "parameter" or not kind.__module__.startswith("torch.optim."):
+            return
+        if key not in STATES.get(kind.__name__, {key}):
+            raise ConfigError(
+                f"{full_name(name, key)} was stored, which {kind.__name__} does not know: "
+                f"it keeps {', '.join(sorted(STATES[kind.__name__]))}",
+                hint='make the optimizer that was saved, or pass roles={"parameter", "buffer"}, fresh=True',
+            )
+
+    def missing_values(self) -> set[str]:
+        """Others that are here and were not stored, and have no tensors by which that would be known."""
+        return set(self.builder.others) - set(self.stored.values) - self.builder.with_tensors
+
+    def bare(self) -> list[str]:
+        """Parameters of optimizers that were stored without one; where some have one, only those that would lose
+        moments: a parameter may have been frozen when it was saved."""
+        stored = self.stored.units
+        found = [
+            place
+            for name, place in self.places.items()
+            if place in self.builder.owners
+            and "optimizer" not in stored[name].options
+            and not set(stored[name].members) - {"parameter"}
+        ]
+        if any("optimizer" in unit.options for unit in stored.values()):
+            found = [place for place in found if set(self.live.units[place].members) - {"parameter"}]
+        return sorted(found)
 
     def _belongs_to_other(self, name: str) -> bool:
         return any(name == other or name.startswith(f"{other}.") for other in self.builder.others)
@@ -109,6 +172,10 @@ class _Taker:
                 elif isinstance(thing, dict):
                     thing.clear()
                     thing.update(content)
+                elif isinstance(thing, list):
+                    thing[:] = content
+                elif isinstance(home := self.builder.home, dict) and not isinstance(thing, Tensor | np.ndarray):
+                    home[name if name in home else name.partition("/")[2]] = content
 
     def _commit_optimizer(self, unit: Unit, place: str, owner: tuple[str, Any, dict[str, Any]]) -> None:
         from argosy.transfer.torch_state import from_value

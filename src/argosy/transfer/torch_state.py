@@ -23,6 +23,7 @@ from argosy.transfer.units import (
     Unit,
     Value,
     blocked,
+    full_name,
     kind_of,
     role_of,
 )
@@ -53,12 +54,15 @@ def describe(
     optimizer's tensor of scales to its block size; `local` names entries of `others` that each rank keeps for
     itself (random generators, cursors). `ranks` is (rank, size); torch.distributed's if it is initialised.
 
+    When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
+
     Raises:
-        ConfigError: an optimizer holds a parameter that no module names, or a placement is partial.
+        ConfigError: something cannot be kept, an optimizer holds a parameter that no module names, two tensors would
+            have one name, or a placement is partial.
     """
     rank, size = ranks or _place()
     state = State(rank, size)
-    builder = _Builder(state, dict(blocks or {}))
+    builder = _Builder(state, dict(blocks or {}), others)
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
@@ -77,7 +81,10 @@ def _place() -> tuple[int, int]:
 def _named(optimizers: Any) -> dict[str, Optimizer]:
     if isinstance(optimizers, Mapping):
         return dict(optimizers)
-    listed = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    listed: list[Any] = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    for each in listed:
+        if not isinstance(each, Optimizer):
+            raise ConfigError(f"not an optimizer: {type(each).__name__}")
     return {"optimizer" if len(listed) == 1 else f"optimizer{i}": each for i, each in enumerate(listed)}
 
 
@@ -120,6 +127,17 @@ def _placement(placement: Any) -> Placement:
     return Split(placement.dim, int(getattr(placement, "split_factor", 1)))
 
 
+def _without_memory(tensor: Tensor) -> str | None:
+    """What a tensor is that has no memory with its cells one by one; None: it has."""
+    if nn.parameter.is_lazy(tensor):
+        return "not initialised yet"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "on the meta device"
+    return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
 def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -127,39 +145,63 @@ def _detached(tensor: Tensor) -> Tensor:
 class _Builder:
     """Collects units, and remembers which live object each came from."""
 
-    def __init__(self, state: State, blocks: dict[str, int]) -> None:
-        self.state, self.blocks = state, blocks
+    def __init__(self, state: State, blocks: dict[str, int], home: Mapping[str, Any] | None = None) -> None:
+        self.state, self.blocks, self.home = state, blocks, home
         self.names: dict[int, str] = {}
+        self.origins: dict[str, str] = {}
+        """Where each name comes from, as errors say it."""
         self.parameters: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[str, Optimizer, dict[str, Any]]] = {}
         self.others: dict[str, Any] = {}
+        self.with_tensors: set[str] = set()
+        """Those of `others` that are known by their tensors."""
 
-    def member(self, key: str, role: Any, tensor: Tensor, kind: Kind = "same") -> Member:
+    def member(self, unit: str, key: str, role: Any, tensor: Tensor, kind: Kind = "same") -> Member:
+        name = full_name(unit, key)
+        if (what := _without_memory(tensor)) is not None:
+            raise ConfigError(f"{name} cannot be kept: its tensor is {what}", hint="plain tensors with memory can")
         layout, part = layout_of(_detached(tensor), self.state.size)
         if part.dtype not in NAMES:
-            raise ConfigError(f"tensors of this dtype cannot be kept: {part.dtype}")
+            raise ConfigError(f"{name} cannot be kept: tensors of this dtype cannot: {part.dtype}")
         return Member(key, role, NAMES[part.dtype], layout, part, kind)
 
-    def add_module(self, prefix: str, module: nn.Module) -> None:
-        module = unwrapped(module)
+    def claim(self, name: str, origin: str) -> None:
+        """A name belongs to one tensor: of two, one would be lost.
+
+        Raises:
+            ConfigError: another has it.
+        """
+        if name in self.origins:
+            raise ConfigError(
+                f"two tensors would be called {name}: {self.origins[name]} and {origin}",
+                hint="call one of them something else",
+            )
+        self.origins[name] = origin
+
+    def add_module(self, prefix: str, thing: object) -> None:
+        if not isinstance(thing, nn.Module):
+            raise ConfigError(f"what is described is a module or a dict of modules: {type(thing).__name__}")
+        module = unwrapped(thing)
         dot = f"{prefix}." if prefix else ""
         config: Any = getattr(module, "config", None)
         if hasattr(config, "to_json_string"):  # A Hugging Face model: its config goes with it.
             self.state.values["$config"] = json.loads(config.to_json_string(use_diff=False))
+        whose = f"of the {type(module).__name__} {prefix}".rstrip()
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            self._add_tensor(dot + clean(name), parameter, "parameter")
+            self._add_tensor(dot + clean(name), parameter, "parameter", whose)
         kept = {clean(name) for name in module.state_dict(keep_vars=True)}
         for name, buffer in module.named_buffers(remove_duplicate=False):
             if clean(name) in kept:
-                self._add_tensor(dot + clean(name), buffer, "buffer")
+                self._add_tensor(dot + clean(name), buffer, "buffer", whose)
 
-    def _add_tensor(self, name: str, tensor: Tensor, role: Any) -> None:
+    def _add_tensor(self, name: str, tensor: Tensor, role: Any, whose: str) -> None:
+        self.claim(name, f"a {role} {whose}")
         first = self.names.setdefault(id(tensor), name)
         if first != name:
             self.state.units[first].aliases += (name,)
             return
         key = "parameter" if role == "parameter" else "value"
-        self.state.units[name] = Unit(name, {key: self.member(key, role, tensor)})
+        self.state.units[name] = Unit(name, {key: self.member(name, key, role, tensor)})
         self.parameters[name] = tensor
 
     def add_optimizer(self, title: str, optimizer: Optimizer) -> None:
@@ -174,6 +216,7 @@ class _Builder:
                 unit.options = {**options, "optimizer": title}
                 self.owners[name] = (title, optimizer, group)
                 for key, value in optimizer.state.get(parameter, {}).items():
+                    self.claim(full_name(name, key), f"state of {title}")
                     self._add_state(unit, key, value, parameter)
         self.state.fences.append(lambda call: optimizer.register_step_pre_hook(_before_step(call)))
 
@@ -185,7 +228,7 @@ class _Builder:
                 unit.members[key] = Member(key, "moment", NAMES[value.dtype], scales, value, "blocked")
                 return
             kind = kind_of(tuple(value.shape), tuple(parameter.shape))
-            unit.members[key] = self.member(key, role_of(key, tuple(value.shape)), value, kind)
+            unit.members[key] = self.member(unit.name, key, role_of(key, tuple(value.shape)), value, kind)
         elif is_value(value):
             unit.options.setdefault("state", {})[key] = value_of(value)
         else:
@@ -196,26 +239,32 @@ class _Builder:
         content = thing.state_dict() if hasattr(thing, "state_dict") else thing
         if isinstance(thing, torch.Generator):
             content = thing.get_state()
-        self.state.values[name] = self._tree(name, content, "local" if is_local else "buffer")
+        before = len(self.state.units)
+        self.state.values[name] = self._tree(name, content, "local" if is_local else "buffer", f"[{name!r}]")
+        if len(self.state.units) > before:
+            self.with_tensors.add(name)
 
-    def _tree(self, name: str, content: Any, role: Any) -> Value:
+    def _tree(self, name: str, content: Any, role: Any, path: str) -> Value:
         """Put tensors into units; return the rest with references to them."""
         if isinstance(content, np.ndarray):
             content = torch.from_numpy(content)  # The same memory.
         if isinstance(content, Tensor):
-            member = self.member("value", role, content)
+            self.claim(name, f"that at {path}")
+            member = self.member(name, "value", role, content)
             if role == "local":
                 member = Member("value", role, member.dtype, replicated(member.shape, (self.state.rank,)), content)
             self.state.units[name] = Unit(name, {"value": member})
             self.parameters[name] = content
             return {"$tensor": name}
         if isinstance(content, Mapping):
-            items = [[key, self._tree(f"{name}.{key}", value, role)] for key, value in content.items()]
-            if all(isinstance(key, str) for key, _ in items):
+            items = [
+                [key, self._tree(f"{name}.{key}", value, role, f"{path}[{key!r}]")] for key, value in content.items()
+            ]
+            if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
                 return dict(items)
-            return {"$items": items}
+            return {"$items": items}  # Also where a key could be taken for a mark of ours.
         if isinstance(content, list | tuple):
-            parts = [self._tree(f"{name}.{i}", value, role) for i, value in enumerate(content)]
+            parts = [self._tree(f"{name}.{i}", value, role, f"{path}[{i}]") for i, value in enumerate(content)]
             return parts if isinstance(content, list) else {"$tuple": parts}
         if not is_value(content):
             raise ConfigError(
@@ -244,7 +293,11 @@ def is_value(value: Any) -> bool:
         return all(map(is_value, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_value(inner) for key, inner in value.items())
-    return value is None or isinstance(value, bool | int | float | str) or _is_number(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64  # More bits JSON may lose.
+    return value is None or isinstance(value, float | str) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -257,7 +310,7 @@ def value_of(value: Any) -> Value:
         return [value_of(inner) for inner in value]
     if isinstance(value, dict):
         return {key: value_of(inner) for key, inner in value.items()}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.generic):
         value = value.item()
     return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -7,7 +7,7 @@ U3  A unit moves whole; leaving members out is asked for by role.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from argosy.core import ConfigError
 from argosy.transfer.boxes import flat_boxes, strides_of, whole
@@ -98,6 +98,22 @@ class Adoption:
     """Live tensors that the stored state does not have."""
     unused: list[str] = field(default_factory=list[str])
     """Stored tensors that have no place here."""
+    bare: list[str] = field(default_factory=list[str])
+    """Parameters that an optimizer has here, and that were stored without one: their moments would begin anew."""
+
+
+def checked_roles(roles: Collection[str] | None) -> None:
+    """See to it that roles are known ones.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    known = get_args(Role)
+    wrong = (
+        [] if roles is None else [roles] if isinstance(roles, str) else [each for each in roles if each not in known]
+    )
+    if wrong:
+        raise ConfigError(f"not a set of roles: {wrong[0]!r}", hint=f"the roles are {', '.join(known)}")
 
 
 def full_name(unit: str, key: str) -> str:

@@ -3,6 +3,7 @@
 K1  A keeper that dies costs no save: what it had not committed the ranks commit themselves, from the same memory.
 K2  One that does not answer counts as dead until it does, so a save waits a few seconds for it, once. It is joined
     again only when nothing is written from memory that it may lend again.
+K3  New ranks cannot do without it, as it holds the directory: one that does not answer them is killed and replaced.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import select
 import time
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import psutil
@@ -43,6 +44,9 @@ from argosy.checkpoint.stores import is_url
 from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, Snapshotting
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
+
+if TYPE_CHECKING:
+    from argosy.checkpoint.keeper.service import Config
 
 CLOSE_S = 5.0
 AGAIN_S = 5.0
@@ -103,32 +107,27 @@ class KeptWriter:
         self._fault = ""
         self._alone = Lock()
         self._seeker = Thread(target=self._rejoin)  # Each is started when it is needed.
-        self._join()
+        try:
+            self._join()
+        except PeerLost:  # It has ended meanwhile, or did not answer and was ended: it is this run's own.
+            self._join()
 
-    def _join(self) -> None:
-        """Connect, to a new keeper if need be.
+    def _join(self, *, is_again: bool = False) -> None:
+        """Connect, to a new keeper if need be; `is_again`: to one that was lost, and may answer later.
 
         Raises:
             DirectoryInUse: another run writes to the directory.
             PeerLost: there is no keeper to be had.
         """
-        from argosy.checkpoint.keeper.service import Config
-
         self._tried_at = time.monotonic()
-        bytes_max = self._keeping.bytes_max or psutil.virtual_memory().available // 2
-        peer = str(peer_path(self._path)) if self._keeping.peer else ""
-        store = self.committer.store.name
-        place = store if is_url(store) else os.path.abspath(store)
-        if not is_url(store):
-            os.makedirs(place, exist_ok=True)  # A keeper ends when it is gone.
-        ensure(Config(str(self._path), bytes_max, self._life, place, peer))
+        ensure(self._config())
         link = connect(self._path, keeper_decoder, "the keeper")
         link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
         try:
-            answer, _ = link.wait(START_S if is_url(self._place) else HELLO_S)
-        except DeadlinePassed:
+            answer = self._answer(link, is_again)
+        except BaseException:
             link.close()
-            raise PeerLost("the keeper", f"it does not answer, is it stopped? ({self._path})") from None
+            raise
         if isinstance(answer, Refused):
             link.close()
             raise (DirectoryInUse if answer.in_use else ConfigError)(answer.reason, hint=answer.hint)
@@ -137,6 +136,38 @@ class KeptWriter:
             self._arenas, self._answers, self._link = {}, [], link
         self._listener = Thread(target=self._listen, args=(link,), name="argosy-kept", daemon=True)
         self._listener.start()
+
+    def _config(self) -> "Config":
+        from argosy.checkpoint.keeper.service import Config
+
+        bytes_max = self._keeping.bytes_max or psutil.virtual_memory().available // 2
+        peer = str(peer_path(self._path)) if self._keeping.peer else ""
+        store = self.committer.store.name
+        place = store if is_url(store) else os.path.abspath(store)
+        if not is_url(store):
+            os.makedirs(place, exist_ok=True)  # A keeper ends when it is gone.
+        return Config(str(self._path), bytes_max, self._life, place, peer)
+
+    def _answer(self, link: Link[FromKeeper], is_again: bool) -> FromKeeper:
+        """What the keeper says to a hello. New ranks end one that says nothing (K3)."""
+        try:
+            keeper = psutil.Process(link.peer_pid)
+        except psutil.NoSuchProcess:
+            raise PeerLost("the keeper", "it ended") from None
+        try:
+            return link.wait(START_S if is_url(self._place) else HELLO_S)[0]
+        except DeadlinePassed:
+            lost = PeerLost("the keeper", f"it does not answer, is it stopped? ({self._path})")
+        if is_again:
+            raise lost
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if keeper.status() != psutil.STATUS_STOPPED:
+                with contextlib.suppress(DeadlinePassed):  # It may only be slow.
+                    return link.wait(START_S)[0]
+            self.committer.say(f"the keeper (pid {keeper.pid}) does not answer and is replaced")
+            keeper.kill()
+            keeper.wait(CLOSE_S)
+        raise lost
 
     def _listen(self, link: Link[FromKeeper]) -> None:
         """A thread per link: hear the keeper until it is gone; then see to what it left undone."""
@@ -260,7 +291,7 @@ class KeptWriter:
     def _rejoin(self) -> None:
         self._listener.join()  # K2
         try:
-            self._join()
+            self._join(is_again=True)
             self._fault = ""
         except ArgosyError as error:
             if str(error) != self._fault:
@@ -281,7 +312,7 @@ class KeptWriter:
             draft = msgspec.structs.replace(draft, entries=filling.entries())
             data = msgspec.json.encode(draft)
         except Exception as error:
-            self._abandon(draft.name, arena, str(error))
+            self.abandon(draft.name, arena, str(error))
             done(error)
             return
         arena.finish()
@@ -312,15 +343,16 @@ class KeptWriter:
         if not arena.slot:
             self._own.append(arena)
 
-    def _abandon(self, name: str, arena: Arena, reason: str) -> None:
+    def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
         """Give an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
-        link = self._link_of(arena)
-        self._take_back(arena)
+        link = self._link if arena is None else self._link_of(arena)
+        if arena is not None:
+            self._take_back(arena)
         if link is None:
             self.committer.give_up(name, reason)
             return
         with self._changed, contextlib.suppress(PeerLost):
-            link.send(Torn(arena.slot, name, reason))
+            link.send(Torn(arena.slot if arena is not None else 0, name, reason))
 
     def let_go(self) -> None:
         with self._changed:

@@ -41,7 +41,7 @@ class Filled(Message, frozen=True):
 
 
 class Torn(Message, frozen=True):
-    """A slot is given back without a snapshot, and step `name` will not be."""
+    """A slot (0: none was lent) is given back without a snapshot, and step `name` will not be."""
 
     slot: int
     name: str

@@ -210,7 +210,8 @@ class Keeper:
             case Filled():
                 self._take(message, fds)
             case Torn(slot, name, reason):
-                self.slots[slot].phase = "free"
+                if slot:
+                    self.slots[slot].phase = "free"
                 self._give_up(name, reason)
                 self._settle()
             case Look():

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from argosy.checkpoint.keeper.service import Config
 
 START_S = 30.0
+LOOK_S = 0.01
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -30,14 +32,30 @@ def beside(path: Path, kind: str) -> Path:
 
 @contextmanager
 def only_one(path: Path) -> Generator[int, None, None]:
-    """Let one process at a time look for a keeper and start it; yields the lock's descriptor."""
+    """Let one process at a time look for a keeper and start it; yields the lock's descriptor.
+
+    Raises:
+        PeerLost: another one does so for too long.
+    """
     lock = beside(path, "lock")
+    deadline = time.monotonic() + 2 * START_S
     while True:
         with open(lock, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _is_locked(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise PeerLost("the keeper", f"another process has been starting it for {2 * START_S:g} s ({lock})")
+                time.sleep(LOOK_S)
             if _is_at(file.fileno(), lock):  # Else an ending keeper has removed it meanwhile.
                 yield file.fileno()
                 return
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -1,0 +1,49 @@
+"""Tied weights: what is one tensor on one side and two on the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from argosy.checkpoint.format import Entry, text_sums
+from argosy.transfer import Remap, Renamed, State, Sums, Unit, add
+
+
+def untying(stored: State, live: State, remap: Remap | None) -> Remap | None:
+    """The rules by which one stored tensor fills all that are apart here."""
+    used = {old for rule in remap.rules for old in rule.olds} if remap else set[str]()
+    homes = {name: unit.name for unit in live.units.values() for name in (*unit.aliases, unit.name)}
+    rules: list[Renamed] = []
+    for name, unit in stored.units.items():
+        if not unit.aliases or name in used:
+            continue
+        places = list(dict.fromkeys(homes[each] for each in (name, *unit.aliases) if each in homes))
+        if len(places) > 1:
+            rules += [Renamed(name, name), *(Renamed(name, place) for place in places[1:])]
+    return Remap((*(remap.rules if remap else ()), *rules)) if rules else remap
+
+
+def tied(stored: State, entries: Sequence[Entry], live: State) -> State:
+    """Of stored tensors that are one here and have equal content, one is enough. Others are left, to be refused."""
+    homes = {alias: each.name for each in live.units.values() for alias in each.aliases}
+    if not homes:
+        return stored
+    units: dict[str, Unit] = {}
+    takers: dict[str, Unit] = {}
+    contents = _contents(entries, {*homes, *homes.values()})
+    for name, unit in stored.units.items():
+        place = homes.get(name, name)
+        twin = takers.setdefault(place, unit)
+        if twin is not unit and contents.get(name) == contents.get(twin.name):
+            units[twin.name] = takers[place] = replace(twin, aliases=(*twin.aliases, name, *unit.aliases))
+        else:
+            units[name] = unit
+    return State(units=units, values=stored.values)
+
+
+def _contents(entries: Sequence[Entry], names: set[str]) -> Mapping[str, dict[str, Sums]]:
+    """The sums of each member of these units: they do not depend on how a tensor was cut."""
+    found: dict[str, dict[str, Sums]] = {}
+    for entry in entries:
+        if entry.unit in names:
+            sums = found.setdefault(entry.unit, {})
+            sums[entry.key] = add([sums.get(entry.key, (0, 0)), *map(text_sums, entry.sums)])
+    return found
