@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import re
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -99,10 +100,9 @@ def test_k2_a_stopped_keeper_holds_training_up_once_and_is_joined_again_when_it_
         assert restore(run.directory, step=1).step == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_k3_new_ranks_replace_a_keeper_of_their_run_that_is_stopped(run: Run, ranks: int):
+def test_k3_new_ranks_replace_a_keeper_of_their_run_that_is_stopped(run: Run):
     """All ranks were killed beside it: the next ones do not fail until no restarts are left."""
-    store = f"{run.directory}.store"
+    store, ranks = f"{run.directory}.store", 2
     first = [run.train(RANK=str(r), WORLD_SIZE=str(ranks), RENDEZVOUS=f"{store}0") for r in range(ranks)]
     for process in first:
         process.until("copied", 4)
@@ -241,17 +241,21 @@ def stuck(directory: Path) -> Callable[[], None]:
     return go_on
 
 
-def test_two_runs_on_one_directory(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with Saver(run.directory, keeping=run.keeping()) as first:
-        first.save({"a": np.zeros(3)}, 1).wait(30)
-        with pytest.raises(DirectoryInUse, match="another run"):
+def test_two_runs_on_one_directory(run: Run, monkeypatch: pytest.MonkeyPatch):
+    for keeping in (run.keeping(), None):  # Who is closed lets the directory go.
+        with Saver(run.directory, keeping=keeping) as saver:
+            saver.save({"weight": np.zeros(3)}, 1).wait(30)
+    shutil.rmtree(run.directory)
+    with run.train() as first:
+        first.until("copied", 1)
+        with pytest.raises(DirectoryInUse, match=r"another run \(pid"):
             Saver(run.directory)
         with a_run(run.directory) as other:
             monkeypatch.setenv("ARGOSY_RUNTIME_DIR", str(other.home))
             with pytest.raises(DirectoryInUse, match=r"another run \(pid"):
                 Saver(run.directory, keeping=other.keeping())
-    with Saver(run.directory) as second:  # The directory was let go.
-        second.save({"a": np.zeros(3)}, 2).wait(30)
+        first.until("copied", 9)
+        first.kill()
 
 
 def test_half_a_snapshot_is_not_taken_for_one():

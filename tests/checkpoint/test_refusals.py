@@ -62,9 +62,8 @@ def with_part(name: str) -> nn.Module:
     ],
 )
 def test_what_would_be_lost_is_refused_by_name(tmp_path: Path, state: Callable[[], object], words: str):
-    with Saver(tmp_path) as saver:
-        with pytest.raises(ConfigError, match=words):
-            saver.save(state(), 1)
+    with Saver(tmp_path) as saver, pytest.raises(ConfigError, match=words):
+        saver.save(state(), 1)
     assert list_steps(tmp_path) == []
 
 
@@ -167,7 +166,7 @@ def test_moments_begin_anew_only_if_that_is_asked_for(tmp_path: Path, options: d
     state = {"model": source, "optimizer": adam(source)} if options else {"model": source}
     saved(tmp_path, state, **options)
     optimizer = adam(into)
-    with pytest.raises(ConfigError, match="stored without moments.*bias, weight") as caught:
+    with pytest.raises(ConfigError, match=r"stored without moments.*bias, weight") as caught:
         restore(tmp_path, into={"model": into, "optimizer": optimizer})
     assert "fresh=True" in caught.value.hint
     assert set(optimizer.state) == set(into.parameters())

@@ -166,7 +166,8 @@ class KeptWriter:
                     return link.wait(START_S)[0]
             self.committer.say(f"the keeper (pid {keeper.pid}) does not answer and is replaced")
             keeper.kill()
-            keeper.wait(CLOSE_S)
+            with contextlib.suppress(DeadlinePassed):  # Its end is seen at the link.
+                link.wait(CLOSE_S)
         raise lost
 
     def _listen(self, link: Link[FromKeeper]) -> None:
