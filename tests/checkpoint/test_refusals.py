@@ -58,7 +58,7 @@ def with_part(name: str) -> nn.Module:
         (lambda: {"m": torch.eye(3).to_sparse()}, "m cannot be kept: its tensor is sparse_coo"),
         (lambda: {"m": jagged()}, "m cannot be kept: its tensor is nested"),
         (lambda: {"m": nn.LazyLinear(3)}, "weight cannot be kept: its tensor is not initialised yet"),
-        (lambda: {"big": 1 << 70}, "big cannot be kept"),
+        (lambda: {"big": 1 << 70}, "big cannot be kept: it is a number of more than 64 bits"),
     ],
 )
 def test_what_would_be_lost_is_refused_by_name(tmp_path: Path, state: Callable[[], object], words: str):

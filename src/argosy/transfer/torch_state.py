@@ -267,8 +267,9 @@ class _Builder:
             parts = [self._tree(f"{name}.{i}", value, role, f"{path}[{i}]") for i, value in enumerate(content)]
             return parts if isinstance(content, list) else {"$tuple": parts}
         if not is_value(content):
+            what = "number of more than 64 bits" if isinstance(content, int) else type(content).__name__
             raise ConfigError(
-                f"{name} cannot be kept: it is a {type(content).__name__}",
+                f"{name} cannot be kept: it is a {what}",
                 hint="numbers, strings, booleans, None and tensors can, and lists, tuples and dicts of them",
             )
         return value_of(content)
