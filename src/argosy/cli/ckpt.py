@@ -49,6 +49,16 @@ def amount(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def counted(count: int, what: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
     """Each step once: of one that was saved again, as with a tag, the newer."""
     newest: dict[tuple[int, int, str], StepInfo] = {}
@@ -152,20 +162,29 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
     from argosy.checkpoint import export as write
 
     found = write(directory, kind, target, step)
-    print(f"step {found.step:,} written to {target} ({amount(found.bytes)}, verified)")
+    count = len({id(tensor) for tensor in found.tensors.values()})
+    print(f"step {found.step:,} written to {target} ({counted(count, 'tensor')}, {amount(found.bytes)}, verified)")
+    if kind == "hf":
+        values = [name for name in found.values if not name.startswith("$") and name not in found.unused]
+        left = [
+            f"{counted(len(names), what)} ({some(names)})"
+            for what, names in (("tensor", found.unused), ("value", values))
+            if names
+        ]
+        print(f"left out, as hf holds weights alone: {', '.join(left)}") if left else None
 
 
 @command.command(name="import")
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
-@click.option("--step", type=int, default=0, show_default=True, help="The step that it becomes.")
-def import_(kind: str, source: Path, directory: str, step: int) -> None:
+@click.option("--step", type=click.IntRange(min=0), help="The step that it becomes; 0 if not given.")
+def import_(kind: str, source: Path, directory: str, step: int | None) -> None:
     """Make a committed step of another format's files."""
     from argosy.checkpoint import import_ as read
 
     count = read(kind, source, directory, step)
-    print(f"{count} tensors committed as step {step} of {directory}")
+    print(f"{counted(count, 'tensor')} committed as step {step or 0} of {directory}")
 
 
 @command.command()
