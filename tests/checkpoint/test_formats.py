@@ -225,7 +225,7 @@ def test_hf_says_what_it_wrote_and_what_it_left_out(tmp_path: Path):
     said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert said[0].endswith(f"({len(model.state_dict())} tensors, {size} B, verified)")
-    assert said[1].startswith("left out, as hf holds weights alone: 12 tensors (0.bias::exp_avg, ")
+    assert said[1].startswith("left out 12, as hf holds weights alone: 0.bias::exp_avg, ")
     everything = ckpt("export", tmp_path / "run", "torch", tmp_path / "out.pt")
     assert f"({len(restore(tmp_path / 'run').tensors)} tensors, " in everything
 
@@ -233,11 +233,11 @@ def test_hf_says_what_it_wrote_and_what_it_left_out(tmp_path: Path):
 def test_hf_of_tensors_that_are_of_no_module(tmp_path: Path):
     with Saver(tmp_path / "loose") as saver:
         saver.save({"weight": torch.ones(3), "random": torch.Generator()}, 1).wait(30)
-        saver.save({"model": {"w": torch.ones(2)}, "optim": {"m": torch.ones(4)}}, 2).wait(30)
+        saver.save({"model": {"w": torch.ones(2)}, "optim": {"m": torch.ones(4)}, "epoch": 3}, 2).wait(30)
         saver.save({"random": torch.Generator()}, 3).wait(30)
-    export(tmp_path / "loose", "hf", tmp_path / "one", step=1)
+    assert export(tmp_path / "loose", "hf", tmp_path / "one", step=1).unused == ["rank0/random"]
     assert list(read_safetensors(tmp_path / "one/model.safetensors")) == ["weight"]
-    export(tmp_path / "loose", "hf", tmp_path / "two", step=2)
+    assert export(tmp_path / "loose", "hf", tmp_path / "two", step=2).unused == ["optim.m", "epoch"]
     assert list(read_safetensors(tmp_path / "two/model.safetensors")) == ["w"]
     with pytest.raises(ConfigError, match="step 3 holds no tensors that hf could"):
         export(tmp_path / "loose", "hf", tmp_path / "three", step=3)

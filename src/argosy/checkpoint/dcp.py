@@ -36,11 +36,10 @@ class _Restricted(pickle.Unpickler):
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of torch's complaint, without its advice."""
+    """What torch's unpickler complains of, without its advice."""
     text = str(error).strip() or type(error).__name__
-    if "Unsupported" in text and "GLOBAL" in text:
-        text = text[text.index("GLOBAL") :]
-    return text.splitlines()[0][:200]
+    text = text.partition("WeightsUnpickler error: ")[2].strip() or text
+    return text.partition("\n")[0].partition(". ")[0][:200]
 
 
 def read_dcp(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -58,7 +57,9 @@ def read_dcp(directory: Path) -> tuple[dict[str, Any], list[str]]:
         found, left = _read(directory, metadata)
     except FileNotFoundError as error:
         raise ConfigError(f"{directory} is not whole: there is no {error.filename}") from None
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, RuntimeError) as error:
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # Torn or foreign bytes make unpicklers raise anything.
         raise ConfigError(f"{directory} cannot be read as DCP: {reason_of(error)}") from None
     paths: dict[str, Any] = metadata.planner_data or {}
     content: dict[str, Any] = {}
@@ -96,15 +97,15 @@ def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
     return found, left
 
 
-def _put(content: Any, path: Sequence[str | int], value: Any) -> None:
+def _put(content: Any, path: Sequence[Any], value: Any) -> None:
     """Put a value where DCP took it from: numbers count the places of a list."""
-    for key, following in zip(path, (*path[1:], None), strict=True):
-        if isinstance(content, list):
-            content += [None] * (int(key) + 1 - len(content))
-        if following is None:
-            content[key] = value
-            return
-        inner: Any = content[key] if isinstance(content, list) else content.get(key)
-        if inner is None:
-            inner = content[key] = [] if isinstance(following, int) else {}
-        content = inner
+    key, *rest = path
+    if isinstance(key, int):
+        content += [None] * (key + 1 - len(content))
+    if not rest:
+        content[key] = value
+        return
+    inner = content[key] if isinstance(key, int) else content.get(key)
+    if inner is None:
+        inner = content[key] = [] if isinstance(rest[0], int) else {}
+    _put(inner, rest, value)

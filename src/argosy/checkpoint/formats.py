@@ -4,7 +4,6 @@
 
 import json
 import mmap
-import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import torch
 from argosy.checkpoint.dcp import read_dcp, reason_of
 from argosy.checkpoint.format import header
 from argosy.checkpoint.inspecting import list_steps, opened
-from argosy.checkpoint.nested import MODELS, NAMES, nested, of_modules, state_of
+from argosy.checkpoint.nested import MODELS, NAMES, holds_values, nested, of_modules, state_of
 from argosy.checkpoint.reading import Step
 from argosy.checkpoint.restoring import Restored, restore
 from argosy.checkpoint.retention import KeepEvery
@@ -25,13 +24,15 @@ from argosy.core import ConfigError
 from argosy.transfer import from_safetensors, torch_dtypes
 
 FORMATS = ("hf", "dcp", "torch")
+CONFIG = "$config"
+"""The value that is a Hugging Face model's config.json."""
 SHARD_BYTES = 5_000_000_000
 
 
 def export(path: str | Path, kind: str, target: str | Path, step: int | None = None) -> Restored:
     """Write a step in another format: `torch` and `dcp` hold everything (`nested` says how), `hf` the model's weights.
 
-    What is returned has the tensors that were written and their bytes; `unused` names those that were left out.
+    What is returned has the tensors that were written and their bytes; `unused` names what was left out.
 
     Raises:
         ConfigError: the format is unknown, the target exists, or there is nothing that the format could hold.
@@ -47,6 +48,7 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
         weights = _weights(chosen, found.tensors)
         written = {id(tensor) for tensor in weights.values()}
         found.unused = sorted(name for name, tensor in found.tensors.items() if id(tensor) not in written)
+        found.unused += [name for name in found.values if name != CONFIG and holds_values(found.values[name])]
         found.tensors = weights
         target.mkdir(parents=True, exist_ok=True)
         _export_hf(chosen, weights, target)
@@ -100,7 +102,7 @@ def _export_hf(step: Step, weights: Mapping[str, Any], target: Path) -> None:
         total = sum(weights[name].nbytes for name in files)
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    config = step.values.get("$config")
+    config = step.values.get(CONFIG)
     if config is not None:
         (target / "config.json").write_text(json.dumps(config, indent=2))
 
@@ -122,12 +124,18 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         ConfigError: it is no safetensors file, or too short.
     """
     with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise ConfigError(f"not a safetensors file: {path}")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     length = int.from_bytes(mapped[:8], "little")
     if length > len(mapped) - 8:
         raise ConfigError(f"not a safetensors file: {path}")
+    try:
+        listed = from_safetensors(mapped[8 : 8 + length])
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a safetensors file: {path}: {error}") from None
     found: dict[str, torch.Tensor] = {}
-    for name, (dtype, layout, offset) in from_safetensors(mapped[8 : 8 + length]).items():
+    for name, (dtype, layout, offset) in listed.items():
         if dtype not in torch_dtypes:
             raise ConfigError(f"{name} has an unknown dtype: {dtype}")
         cells = 1
@@ -164,7 +172,9 @@ def _read_torch(source: Path) -> Any:
         raise ConfigError(f"torch.save writes a file, this is a directory: {source}")
     try:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # Torn or foreign bytes make it raise anything.
         raise ConfigError(
             f"{source} cannot be read as tensors and plain values: {reason_of(error)}",
             hint="objects of other classes are never unpickled: save a state_dict and plain values",
@@ -175,7 +185,7 @@ def _config(source: Path) -> dict[str, Any]:
     """The configuration beside the weights of a Hugging Face model."""
     path = source / "config.json"
     try:
-        return {"$config": json.loads(path.read_text())} if path.is_file() else {}
+        return {CONFIG: json.loads(path.read_text())} if path.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
 

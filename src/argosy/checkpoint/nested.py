@@ -48,6 +48,13 @@ def of_modules(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensors[name] for name in names if name in tensors and name not in loose}
 
 
+def holds_values(value: Any) -> bool:
+    """Whether there is anything but tensors in it."""
+    if isinstance(value, dict):
+        return "$tensor" not in value and any(map(holds_values, value.values()))
+    return any(map(holds_values, value)) if isinstance(value, list) else True
+
+
 def _references(value: Any) -> Iterator[str]:
     """The names of the tensors that values refer to."""
     if isinstance(value, dict):

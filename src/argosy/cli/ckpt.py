@@ -164,14 +164,8 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
     found = write(directory, kind, target, step)
     count = len({id(tensor) for tensor in found.tensors.values()})
     print(f"step {found.step:,} written to {target} ({counted(count, 'tensor')}, {amount(found.bytes)}, verified)")
-    if kind == "hf":
-        values = [name for name in found.values if not name.startswith("$") and name not in found.unused]
-        left = [
-            f"{counted(len(names), what)} ({some(names)})"
-            for what, names in (("tensor", found.unused), ("value", values))
-            if names
-        ]
-        print(f"left out, as hf holds weights alone: {', '.join(left)}") if left else None
+    if found.unused:
+        print(f"left out {len(found.unused)}, as {kind} holds weights alone: {some(found.unused)}")
 
 
 @command.command(name="import")
