@@ -310,4 +310,26 @@ def test_a_second_import_says_that_the_step_is_there(tmp_path: Path):
         ckpt(*words)
     for step in range(5):
         ckpt(*words, "--step", step)
+    for step in (-1, 10**12):
+        with pytest.raises(ConfigError, match=f"no such step can be: {step}"):
+            ckpt(*words, "--step", step)
     assert {each["step"] for each in json.loads(ckpt("ls", tmp_path / "run", "--json"))} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", ["hf", "dcp", "torch"])
+def test_a_target_that_cannot_be_made_is_the_systems_error(tmp_path: Path, kind: str):
+    saved(tmp_path / "run", steps=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        export(tmp_path / "run", kind, tmp_path / "file/out")
+
+
+def test_export_says_which_damaged_step_it_passed_over(tmp_path: Path):
+    saved(tmp_path / "run")
+    path = next(tmp_path.rglob("step-000000000002-*/*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[4100] ^= 1
+    path.write_bytes(data)
+    said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
+    assert said[0].startswith("step 1 written")
+    assert said[1].startswith("passed over step 2: digest mismatch in step-000000000002")

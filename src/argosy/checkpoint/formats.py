@@ -23,6 +23,7 @@ from argosy.checkpoint.saver import Saver, warn
 from argosy.core import ConfigError
 from argosy.transfer import from_safetensors, torch_dtypes
 
+STEPS_MAX = 10**12
 FORMATS = ("hf", "dcp", "torch")
 CONFIG = "$config"
 """The value that is a Hugging Face model's config.json."""
@@ -58,13 +59,22 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
         target.parent.mkdir(parents=True, exist_ok=True)
         torch.save(nested(chosen, found.tensors), target)
     else:
-        import torch.distributed.checkpoint as dcp
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # That there is one process is meant.
-            dcp.save(nested(chosen, found.tensors), checkpoint_id=target, no_dist=True)
+        target.mkdir(parents=True, exist_ok=True)
+        _export_dcp(nested(chosen, found.tensors), target)
     found.bytes = sum({id(tensor): tensor.nbytes for tensor in found.tensors.values()}.values())
     return found
+
+
+def _export_dcp(content: dict[str, Any], target: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # That there is one process is meant.
+            dcp.save(content, checkpoint_id=target, no_dist=True)
+    except dcp.CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        raise failure from None
 
 
 def _weights(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,6 +210,8 @@ def import_(
     Raises:
         ConfigError: they are not of this format, hold no tensor, or there is a step 0 and no other was asked for.
     """
+    if step is not None and not 0 <= step < STEPS_MAX:
+        raise ConfigError(f"no such step can be: {step}", hint="steps are counted from 0, in up to twelve digits")
     if step is None and any(each.step == 0 for each in list_steps(path)):
         raise ConfigError(f"step 0 is there already: {path}", hint="say which step it becomes: --step, or step=")
     content, unread = read_foreign(kind, Path(source))

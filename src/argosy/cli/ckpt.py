@@ -27,7 +27,8 @@ def find_place(_context: click.Context, _parameter: click.Parameter, text: str) 
     if "://" in text or Path(text).is_dir():
         return text
     if "/" in text:
-        raise ConfigError(f"no such directory: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
+        what = "not a directory" if Path(text).exists() else "no such directory"
+        raise ConfigError(f"{what}: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
     return str(find_run(text))
 
 
@@ -164,6 +165,8 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
     found = write(directory, kind, target, step)
     count = len({id(tensor) for tensor in found.tensors.values()})
     print(f"step {found.step:,} written to {target} ({counted(count, 'tensor')}, {amount(found.bytes)}, verified)")
+    for reason in found.skipped:
+        print(f"passed over {reason}")
     if found.unused:
         print(f"left out {len(found.unused)}, as {kind} holds weights alone: {some(found.unused)}")
 
@@ -172,7 +175,7 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
-@click.option("--step", type=click.IntRange(min=0), help="The step that it becomes; 0 if not given.")
+@click.option("--step", type=int, help="The step that it becomes; 0 if not given.")
 def import_(kind: str, source: Path, directory: str, step: int | None) -> None:
     """Make a committed step of another format's files."""
     from argosy.checkpoint import import_ as read
