@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-_LAST_REDUCTION = 7  # bitwise exclusive or
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_LAST_REDUCTION = 7
 
 
 def reduction_options(name: Any) -> Any:
@@ -35,7 +36,8 @@ def reduction_code(opts: Any) -> int:
     kind = opts.reduceOp
     code = int(getattr(kind, "op", kind))
     if code > _LAST_REDUCTION:
-        raise RuntimeError(f"Cannot use this reduction with argosy: {kind}")
+        name = REDUCTIONS[code] if code < len(REDUCTIONS) else kind
+        raise RuntimeError(f"Cannot use this reduction with argosy: {name}")
     return code
 
 
@@ -86,16 +88,30 @@ def hide_from_dynamo(kind: type, names: Sequence[str]) -> None:
         setattr(kind, name, _hidden(getattr(kind, name)))
 
 
+def _recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Seen by torch's profiler, where one runs."""
+
+    @wraps(method)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        if not cast(Any, torch.autograd)._profiler_enabled():
+            return method(*args, **kwargs)
+        with torch.autograd.profiler.record_function(f"argosy:{method.__name__.lstrip('_')}"):
+            return method(*args, **kwargs)
+
+    return recorded
+
+
 def _hidden(method: Callable[..., Any]) -> Callable[..., Any]:
     disabled: Callable[..., Any] | None = None
+    recorded = _recorded(method)
 
     @wraps(method)
     def hidden(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:
-            return method(*args, **kwargs)
+            return recorded(*args, **kwargs)
         if disabled is None:
-            disabled = torch.compiler.disable(method)
+            disabled = torch.compiler.disable(recorded)
         return disabled(*args, **kwargs)
 
     hidden._torchdynamo_disable = True  # type: ignore[attr-defined]

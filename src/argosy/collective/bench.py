@@ -28,6 +28,7 @@ from argosy.collective.backend import register
 from argosy.core import ArgosyError
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+_UNITS = {"K": 10, "M": 20, "G": 30}
 SIZES = (4, 4096, 65536, 1 << 20, 16 << 20, 256 << 20)
 BACKENDS = ("argosy", "gloo")
 _SAMPLE_S = 0.6
@@ -207,17 +208,33 @@ def _texts(result: Result) -> tuple[str, str]:
     return f"{result.median_s * 1e6:.0f}", speed
 
 
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"two ranks or more: {text!r}")
+    return int(text)
+
+
+def _sizes(text: str) -> list[int]:
+    """Read `4,64K,256M`."""
+    found: list[int] = []
+    for part in text.split(","):
+        number, unit = (part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS else (part, "")
+        if not number.isdecimal() or (size := int(number) << _UNITS.get(unit, 0)) % 4 or not size:
+            raise argparse.ArgumentTypeError(f"multiples of 4 bytes, such as 4,64K,256M: {part!r}")
+        found.append(size)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m argosy.collective.bench", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=min(4, 2 * (os.cpu_count() or 1)))
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, comma-separated")
+    parser.add_argument("--ranks", type=_ranks, default=min(4, 2 * (os.cpu_count() or 1)))
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, help="bytes, comma-separated: 4,64K,256M")
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     backends = given.backends.split(",")
-    sizes = [int(size) for size in given.sizes.split(",")]
-    results = measure(given.ranks, sizes, given.operations.split(","), backends)
+    results = measure(given.ranks, given.sizes, given.operations.split(","), backends)
     if given.json:
         print(json.dumps([msgspec.to_builtins(result) | {"bus_gb_s": result.bus_gb_s} for result in results]))
     else:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -15,6 +16,7 @@ from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 
 Part = tuple[int, int]
 _ABORTED, _MISMATCH, _DEADLINE = 1, 2, 3
+_open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine:
@@ -27,6 +29,7 @@ class Engine:
         self.on_loss: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._number = 0
+        _open.add(self)
         self._tickets = [
             watcher().watch(hello.pid, self._loss_of(rank)) for rank, hello in enumerate(hellos) if rank != self.rank
         ]
@@ -72,6 +75,7 @@ class Engine:
         for ticket in self._tickets:
             watcher().forget(ticket)
         self._tickets = []
+        _open.discard(self)
 
     def _loss_of(self, rank: int) -> Callable[[str], None]:
         def told(cause: str) -> None:
@@ -96,7 +100,18 @@ class Engine:
     def last_of(self, rank: int) -> str:
         """Name a rank, with what it did last."""
         last = self._wish(rank)[0]
-        return f"{self.name_of(rank)} ({f'last in {last}' if last.number else 'has issued none yet'})"
+        elsewhere = self._elsewhere(self._ranks[rank])
+        return f"{self.name_of(rank)} ({f'last in {last}' if last.number else 'has issued none yet'}{elsewhere})"
+
+    def _elsewhere(self, rank: int) -> str:
+        """In what a rank of the world has arrived, in another group, where this one has not."""
+        for other in list(_open):
+            if other is not self and rank in other._ranks:
+                index = other._ranks.index(rank)
+                ahead = other.segment.stage(index) - other.segment.stage(other.rank)
+                if 0 < ahead % (1 << 32) < 1 << 31:
+                    return f", and is in {other._wish(index)[0]} of another group"
+        return ""
 
     def _wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
         """What a rank asked for; its root too is named by the rank in the world."""

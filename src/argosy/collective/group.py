@@ -40,6 +40,7 @@ from argosy.collective.plans import Plan
 from argosy.collective.postman import Letter
 from argosy.collective.rendezvous import Meeting
 from argosy.collective.segment import ROOM_BYTES
+from argosy.collective.wire import dtype_name
 from argosy.collective.work import Queue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
@@ -82,7 +83,7 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._store, self._timeout = store, timeout
+        self._store, self._timeout = registry.own_store(store, ranks), timeout
         self._place, self._ranks = (rank, size), tuple(ranks)
         self._name, self._description = "", "undefined"
         self.state: State = "joining"
@@ -93,7 +94,7 @@ class Group(dist.ProcessGroup):
         self._queue = Queue(f"argosy-group-{rank}")
         registry.add(self)
         if not registry.joining():
-            self._form(0, timeout.total_seconds(), None)
+            self._form(0, timeout.total_seconds(), partial(registry.is_one_lost, ranks))
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Group(dist.ProcessGroup):
             try:
                 self._inside.ward.check()
             except ArgosyError as loss:
-                self._lose(loss)
+                self.lose(loss)
 
     def reform(
         self,
@@ -217,13 +218,12 @@ class Group(dist.ProcessGroup):
             raise
 
     def _form(self, generation: int, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
-        (rank, size), layout = self._place, layout_of(self._models or [])
-        name = self._name or "default"
+        (rank, size), layout, name = self._place, layout_of(self._models or []), self._name or "default"
         room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
         meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=max(0, room))
         old, inside = self._inside, Inside(self._store, meeting, self._timeout)
         if old is not None:
-            self._lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
+            self.lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
             old.ward.abort(f"generation {generation} is formed")
             old.close()
         self.drain(timeout_s)
@@ -247,7 +247,7 @@ class Group(dist.ProcessGroup):
             except ArgosyError as loss:
                 latch.trip(loss)
 
-    def _lose(self, loss: ArgosyError) -> None:
+    def lose(self, loss: ArgosyError) -> None:
         if self.loss is None and self.state == "live":
             self.loss, self.state = loss.with_traceback(None), "lost"  # frames would hold the engine's memory
 
@@ -255,7 +255,7 @@ class Group(dist.ProcessGroup):
         """Count as lost, and let no rank of the group wait for this one."""
         if self.state == "live" and self._inside is not None:
             self._inside.ward.abort(str(loss))
-            self._lose(loss)
+            self.lose(loss)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until nothing that was issued is still running."""
@@ -289,7 +289,7 @@ class Group(dist.ProcessGroup):
         index, site = count_collective(self, plan.name)
         if (latch := registry.latch()) is not None:
             latch.issued += 1
-        work = Work(plan.result)
+        work = Work(plan.result, plan.name, site)
         if self.state != "live" and self._answered(plan, work):
             return work
         timeout_s = seconds(getattr(opts, "timeout", None), self._timeout)
@@ -324,7 +324,7 @@ class Group(dist.ProcessGroup):
             assert self._inside is not None
             source = self._inside.carry_out(plan, timeout_s, site)
         except (PeerLost, DeadlinePassed) as loss:
-            self._lose(loss)
+            self.lose(loss)
             latch = registry.latch()
             if latch is not None:
                 latch.trip(loss)
@@ -455,7 +455,7 @@ class Group(dist.ProcessGroup):
     def _post(self, name: str, tensors: Any, peer: int, tag: int) -> Work:
         index, site = count_collective(self, name, p2p=True)
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        work = Work(tensors)
+        work = Work(tensors, name, site)
         work.on_wait = partial(mark_waiting, index)
         method = "recv_anysource" if peer < 0 else name
         plan = plans.letter(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
@@ -471,14 +471,14 @@ class Group(dist.ProcessGroup):
         memory = plans.Memory()
         part = memory.read(tensors[0]) if name == "send" else memory.write(tensors[0])
         letter = Letter(peer, tag, part, self._timeout.total_seconds())
-        letter.site = site
+        letter.site, letter.dtype = site, dtype_name(tensors[0].dtype)
 
         def done(error: BaseException | None) -> None:
             if error is None:
                 with torch.no_grad():
                     memory.write_back()
             elif isinstance(error, PeerLost | DeadlinePassed):
-                self._lose(error)
+                self.lose(error)
                 latch = registry.latch()
                 if latch is not None:
                     latch.trip(error)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from argosy.collective.arguments import check_one_per_rank, check_root, reduction_options
+from argosy.collective.arguments import REDUCTIONS, check_one_per_rank, check_root, reduction_options
 from argosy.collective.wire import REDUCIBLE, Kind, Wish, dtype_code
 
 Tensor = torch.Tensor
@@ -83,7 +83,7 @@ def arithmetic(tensor: Tensor, reduction: int) -> tuple[int, int]:
         raise RuntimeError(f"Invalid scalar type for a reduction: {tensor.dtype}")
     fits = reduction <= _MAXIMUM if dtype.is_floating_point else reduction <= _XOR and reduction != _AVERAGE
     if not fits:
-        raise RuntimeError(f"Cannot use this reduction with {tensor.dtype}: {reduction}")
+        raise RuntimeError(f"Cannot use this reduction with {tensor.dtype}: {REDUCTIONS[reduction]}")
     return dtype_code(dtype), reduction
 
 

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from argosy.collective.engine import Engine
 from argosy.collective.segment import RING_HEADER
 from argosy.collective.wire import CollectiveMismatch
 from argosy.core import ArgosyError, DeadlinePassed
 
-_MESSAGE = struct.Struct("<qQ80s")
+_MESSAGE = struct.Struct("<qQ16s80s")
 _SLEEP_S = 0.02
 
 
@@ -31,10 +32,18 @@ class Letter:
         self.moved = 0
         self.begun = False
         self.done: Callable[[BaseException | None], None] = lambda error: None
-        self.site = ""
+        self.site = self.dtype = ""
 
     def finish(self, error: BaseException | None = None) -> None:
         self.done(error)
+
+
+class Sent(NamedTuple):
+    """What a message says of itself."""
+
+    length: int
+    dtype: str
+    site: str
 
 
 class _Ring:
@@ -84,9 +93,12 @@ class _Incoming:
     def __init__(self, ring: _Ring) -> None:
         self.ring = ring
         self.letter: Letter | None = None
-        self.tag, self.length, self.moved, self.site = 0, -1, 0, ""
+        self.tag, self.length, self.moved, self.site, self.dtype = 0, -1, 0, "", ""
         self.aside: bytearray | None = None
-        self.kept: deque[tuple[int, bytearray, str]] = deque()
+        self.kept: deque[tuple[int, bytearray, Sent]] = deque()
+
+    def sent(self) -> "Sent":
+        return Sent(self.length, self.dtype, self.site)
 
 
 class Postman:
@@ -150,7 +162,7 @@ class Postman:
                 if not letter.begun:
                     if ring.room() < _MESSAGE.size:
                         break
-                    words = _MESSAGE.pack(letter.tag, letter.length, letter.site.encode()[-80:])
+                    words = _MESSAGE.pack(letter.tag, letter.length, letter.dtype.encode(), letter.site.encode()[-80:])
                     header = ctypes.create_string_buffer(words, _MESSAGE.size)
                     ring.write(ctypes.addressof(header), _MESSAGE.size)
                     letter.begun = moved = True
@@ -182,8 +194,8 @@ class Postman:
             if letter is None:
                 continue
             incoming.kept.remove(kept)
-            _, memory, site = kept
-            error = self._fits(letter, sender, len(memory), site)
+            _, memory, sent = kept
+            error = self._fits(letter, sender, sent)
             if error is None and memory:
                 ctypes.memmove(letter.address, (ctypes.c_char * len(memory)).from_buffer(memory), len(memory))
             letter.finish(error)
@@ -198,12 +210,12 @@ class Postman:
                 return False
             header = ctypes.create_string_buffer(_MESSAGE.size)
             ring.read(ctypes.addressof(header), _MESSAGE.size)
-            incoming.tag, incoming.length, site = _MESSAGE.unpack(header.raw)
-            incoming.site = site.rstrip(b"\0").decode(errors="replace")
+            incoming.tag, incoming.length, *texts = _MESSAGE.unpack(header.raw)
+            incoming.dtype, incoming.site = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
             incoming.moved, moved = 0, True
             incoming.letter = self._match(sender, incoming.tag)
             incoming.aside = None
-            if incoming.letter is None or incoming.letter.length != incoming.length:
+            if incoming.letter is None or self._fits(incoming.letter, sender, incoming.sent()) is not None:
                 incoming.aside = bytearray(incoming.length)
         count = incoming.length - incoming.moved
         if count:
@@ -225,9 +237,9 @@ class Postman:
         letter, incoming.letter = incoming.letter, None
         if letter is not None:
             letter.peer = sender
-            letter.finish(self._fits(letter, sender, incoming.length, incoming.site))
+            letter.finish(self._fits(letter, sender, incoming.sent()))
         elif incoming.aside is not None:
-            incoming.kept.append((incoming.tag, incoming.aside, incoming.site))
+            incoming.kept.append((incoming.tag, incoming.aside, incoming.sent()))
         incoming.length, incoming.aside = -1, None
 
     def _match(self, sender: int, tag: int) -> Letter | None:
@@ -238,11 +250,14 @@ class Postman:
                 return letter
         return None
 
-    def _fits(self, letter: Letter, sender: int, length: int, site: str) -> ArgosyError | None:
-        if letter.length == length:
+    def _fits(self, letter: Letter, sender: int, sent: Sent) -> ArgosyError | None:
+        if (letter.length, letter.dtype) == (sent.length, sent.dtype):
             return None
-        sent = f"{self._engine.name_of(sender)} sent {length} bytes with tag {letter.tag} at {site or '?'}"
-        return CollectiveMismatch(f"{sent}, recv at {letter.site or '?'} expects {letter.length}")
+        what = f"{sent.length} bytes of {sent.dtype} with tag {letter.tag} at {sent.site or '?'}"
+        return CollectiveMismatch(
+            f"{self._engine.name_of(sender)} sent {what}, "
+            f"recv at {letter.site or '?'} expects {letter.length} of {letter.dtype}"
+        )
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

@@ -94,6 +94,10 @@ def dtype_code(dtype: torch.dtype) -> int:
     return _CODES.get(dtype, UNKNOWN_DTYPE)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")[:16]
+
+
 def explain(wanted: Mapping[int, tuple[Wish, tuple[int, ...]]]) -> str:
     """Say which ranks wanted what, with which lengths; those that agree together."""
     groups: dict[str, list[int]] = {}

@@ -18,9 +18,9 @@ class Work(dist.Work):
 
     _changing = threading.Lock()  # of all works, for moments: most of them end before anybody waits
 
-    def __init__(self, result: list[torch.Tensor]) -> None:
+    def __init__(self, result: list[torch.Tensor], name: str = "a collective", site: str = "") -> None:
         super().__init__()
-        self._result = result
+        self._result, self._name, self._site = result, name, site
         self._ended = False
         self._end: threading.Event | None = None
         self._error: BaseException | None = None
@@ -56,7 +56,7 @@ class Work(dist.Work):
             self.on_wait(True)
         try:
             if not end.wait(seconds if seconds > 0 else None):
-                raise DeadlinePassed("a collective", seconds)
+                raise DeadlinePassed(f"{self._name}, called at {self._site or '?'}", seconds)
         finally:
             if self.on_wait is not None:
                 self.on_wait(False)

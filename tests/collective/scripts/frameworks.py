@@ -20,7 +20,7 @@ print("backend", dist.get_backend())
 
 def network(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8))
 
 
 def train(model, shard, steps=4, clip=False):
@@ -106,15 +106,15 @@ print("1f1b", grads.item(), *(loss.item() for loss in losses))
 
 # A mixture of experts: tokens go to the rank of their expert and back.
 torch.manual_seed(rank)
-tokens = torch.randn(32, 4)
-expert = torch.randint(0, size, (32,))
+tokens = torch.randn(36, 4)
+expert = torch.randint(0, size, (36,))
 order = expert.argsort(stable=True)
 counts = torch.bincount(expert, minlength=size)
 taken = torch.empty_like(counts)
 dist.all_to_all_single(taken, counts)
 inbox = torch.empty(int(taken.sum()), 4)
 dist.all_to_all_single(inbox, tokens[order], taken.tolist(), counts.tolist())
-back = torch.empty(32, 4)
+back = torch.empty(36, 4)
 dist.all_to_all_single(back, inbox * (rank + 1), counts.tolist(), taken.tolist())
 print("moe", back.sum().item(), functional.all_to_all_single(back, None, None, dist.group.WORLD).sum().item())
 

@@ -21,7 +21,12 @@ class Traces:
         self._run, self._memory, self._cgroup = run, memory, cgroup
 
     def prepare(self, rank: RankId) -> str:
-        """Make the rank's cgroup; the empty string where there are none."""
+        """Make the rank's cgroup; the empty string where there are none.
+
+        Of those who had its place only the last one's page is kept: a long run replaces many.
+        """
+        for past in self._memory.glob(f"{rank.index}.{rank.generation - 2}.page*"):
+            past.unlink(missing_ok=True)
         return make_leaf(self._cgroup, self._name(rank))
 
     def page(self, rank: RankId) -> str:
