@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from argosy.checkpoint.dcp import read_dcp, reason_of
-from argosy.checkpoint.format import header
+from argosy.checkpoint.format import StepNotFound, header
 from argosy.checkpoint.inspecting import list_steps, opened
 from argosy.checkpoint.nested import MODELS, NAMES, holds_values, nested, of_modules, state_of
 from argosy.checkpoint.reading import Step
@@ -43,8 +43,7 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
     target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"it exists: {target}", hint="remove it, or choose another name")
-    found = restore(path, step=step)
-    chosen = opened(path, found.step)
+    chosen, found = _committed(path, step)
     if kind == "hf":
         weights = _weights(chosen, found.tensors)
         written = {id(tensor) for tensor in weights.values()}
@@ -63,6 +62,18 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
         _export_dcp(nested(chosen, found.tensors), target)
     found.bytes = sum({id(tensor): tensor.nbytes for tensor in found.tensors.values()}.values())
     return found
+
+
+def _committed(path: str | Path, step: int | None) -> tuple[Step, Restored]:
+    """A step with its tensors: the asked one, or the newest that is committed, not only in a keeper's memory."""
+    found = restore(path, step=step)
+    try:
+        return opened(path, found.step), found
+    except StepNotFound:
+        if step is not None:
+            raise
+        chosen = opened(path, None)
+        return chosen, restore(path, step=chosen.root.step)
 
 
 def _export_dcp(content: dict[str, Any], target: Path) -> None:
