@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from argosy.checkpoint import KeepLast, Saver, diff, export, import_, restore, verify
+from argosy.checkpoint import KeepLast, Saver, diff, export, import_, opened, restore, tensors, verify
 from argosy.checkpoint.formats import read_safetensors, write_safetensors
 from argosy.cli.ckpt import command
 from argosy.core import ConfigError
@@ -65,9 +65,9 @@ def test_dcp_itself_reads_what_is_exported(tmp_path: Path):
 
     model = saved(tmp_path / "run")
     export(tmp_path / "run", "dcp", tmp_path / "out")
-    into = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    into = {"model": {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}}
     dcp.load(into, checkpoint_id=tmp_path / "out", no_dist=True)
-    assert all(torch.equal(into[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(into["model"][name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_dcp_metadata_that_would_run_code_is_refused(tmp_path: Path):
@@ -150,3 +150,186 @@ def test_odd_safetensors_files(tmp_path: Path):
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ConfigError, match="not a safetensors file"):
         read_safetensors(tmp_path / "bad.safetensors")
+
+
+def trained(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer whose groups are in another order than the parameters, after a step."""
+    by_kind = [[p for n, p in model.named_parameters() if n.endswith(end)] for end in ("bias", "weight")]
+    optimizer = torch.optim.AdamW([{"params": by_kind[0], "weight_decay": 0.0}, {"params": by_kind[1]}])
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def same_moments(model: nn.Module, first: torch.optim.Optimizer, second: torch.optim.Optimizer, other: nn.Module):
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(first.state[a][key], second.state[b][key]) for a, b in pairs for key in ("exp_avg", "step"))
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_and_dcp_hold_everything_by_name(tmp_path: Path, kind: str):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    optimizer = trained(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    extra = {"schedule": schedule, "epoch": 3, "nested": {"x": (torch.ones(2), 0.5)}, "random": torch.Generator()}
+    with Saver(tmp_path / "run") as saver:
+        saver.save({"model": model, "optimizer": optimizer, **extra}, 5).wait(30)
+    out = tmp_path / "out"
+    ended = export(tmp_path / "run", kind, out)
+    assert (len(ended.tensors), ended.unused) == (len(restore(tmp_path / "run").tensors), [])
+    again = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    fresh = trained(again)
+    if kind == "torch":
+        found = torch.load(out)
+        assert list(found["model"]) == list(model.state_dict())
+        assert (found["epoch"], found["nested"]["x"][1]) == (3, 0.5)
+        assert found["schedule"] == schedule.state_dict()
+    else:
+        import torch.distributed.checkpoint as dcp
+
+        found = {"model": again.state_dict(), "optimizer": get_optimizer_state_dict(again, fresh), "epoch": 0}
+        dcp.load(found, checkpoint_id=out, no_dist=True)
+        assert found["epoch"] == 3
+    again.load_state_dict(found["model"])
+    set_optimizer_state_dict(again, fresh, found["optimizer"])
+    assert all(map(torch.equal, again.parameters(), model.parameters()))
+    assert same_moments(model, optimizer, fresh, again)
+    assert [group["weight_decay"] for group in fresh.param_groups] == [0.0, 0.01]
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+def test_what_was_exported_is_restored_with_its_moments(tmp_path: Path, kind: str):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    optimizer, schedule = trained(model), {"warmup": 10, "rate": float("inf")}
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "random": torch.Generator().manual_seed(3)}
+    with Saver(tmp_path / "run") as saver:
+        saver.save(state, 5).wait(30)
+    export(tmp_path / "run", kind, tmp_path / "out")
+    import_(kind, tmp_path / "out", tmp_path / "again")
+    before, after = (tensors(opened(tmp_path / name, None)) for name in ("run", "again"))
+    assert {n: (t.role, t.digest) for n, t in after.items()} == {n: (t.role, t.digest) for n, t in before.items()}
+    other = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    fresh, values, generator = trained(other), {}, torch.Generator()
+    restore(tmp_path / "again", into={"model": other, "optimizer": fresh, "schedule": values, "random": generator})
+    assert same_moments(model, optimizer, fresh, other)
+    assert fresh.param_groups[0]["weight_decay"] == 0.0
+    assert (values, generator.initial_seed()) == (schedule, 3)
+
+
+def test_hf_says_what_it_wrote_and_what_it_left_out(tmp_path: Path):
+    model = saved(tmp_path / "run")
+    said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert said[0].endswith(f"({len(model.state_dict())} tensors, {size} B, verified)")
+    assert said[1].startswith("left out 12, as hf holds weights alone: 0.bias::exp_avg, ")
+    everything = ckpt("export", tmp_path / "run", "torch", tmp_path / "out.pt")
+    assert f"({len(restore(tmp_path / 'run').tensors)} tensors, " in everything
+
+
+def test_hf_of_tensors_that_are_of_no_module(tmp_path: Path):
+    with Saver(tmp_path / "loose") as saver:
+        saver.save({"weight": torch.ones(3), "random": torch.Generator()}, 1).wait(30)
+        saver.save({"model": {"w": torch.ones(2)}, "optim": {"m": torch.ones(4)}, "epoch": 3}, 2).wait(30)
+        saver.save({"random": torch.Generator()}, 3).wait(30)
+    assert export(tmp_path / "loose", "hf", tmp_path / "one", step=1).unused == ["rank0/random"]
+    assert list(read_safetensors(tmp_path / "one/model.safetensors")) == ["weight"]
+    assert export(tmp_path / "loose", "hf", tmp_path / "two", step=2).unused == ["optim.m", "epoch"]
+    assert list(read_safetensors(tmp_path / "two/model.safetensors")) == ["w"]
+    with pytest.raises(ConfigError, match="step 3 holds no tensors that hf could"):
+        export(tmp_path / "loose", "hf", tmp_path / "three", step=3)
+    assert not (tmp_path / "three").exists()
+
+
+def ordinary() -> tuple[nn.Module, dict[str, object]]:
+    """What an ordinary script saves."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    content = {"model": model.state_dict(), "optim": trained(model).state_dict(), "epoch": 3, "betas": (0.9, 0.99)}
+    return model, content
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_ordinary_checkpoint_is_imported_with_its_plain_values(tmp_path: Path, kind: str):
+    import torch.distributed.checkpoint as dcp
+
+    model, content = ordinary()
+    if kind == "torch":
+        torch.save(content, tmp_path / "theirs")
+    else:
+        dcp.save(content, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    import_(kind, tmp_path / "theirs", tmp_path / "run")
+    found = restore(tmp_path / "run")
+    assert found.values["epoch"] == 3
+    assert found.values["optim"]["param_groups"][0]["weight_decay"] == 0.0
+    assert torch.equal(found.tensors["optim.state.1.exp_avg"], content["optim"]["state"][1]["exp_avg"])
+    again = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    restore(tmp_path / "run", into=again, partial=True)
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    "content", [{"a": torch.ones(2), "lr": 0.1}, {"state": {0: torch.ones(2)}}, [torch.ones(2)], torch.ones(2)]
+)
+def test_any_nesting_is_imported(tmp_path: Path, content: object):
+    torch.save(content, tmp_path / "x.pt")
+    assert import_("torch", tmp_path / "x.pt", tmp_path / "run") == 1
+    assert next(iter(restore(tmp_path / "run").tensors.values())).tolist() == [1, 1]
+
+
+def test_what_cannot_be_imported_is_named(tmp_path: Path):
+    said: list[str] = []
+    odd = {"w": torch.ones(2), "kind": torch.float16, "seed": 1 << 90, "sparse": torch.eye(2).to_sparse()}
+    torch.save(odd, tmp_path / "odd.pt")
+    assert import_("torch", tmp_path / "odd.pt", tmp_path / "run", say=said.append) == 1
+    assert [line.split()[2] for line in said] == ["kind", "seed", "sparse"]
+    torch.save({"w": torch.ones(2), "path": Path("x")}, tmp_path / "class.pt")
+    (tmp_path / "noise.pt").write_bytes(b"noise")
+    for name, message in (("class.pt", "pathlib"), ("noise.pt", "cannot be read as tensors")):
+        with pytest.raises(ConfigError, match=message):
+            import_("torch", tmp_path / name, tmp_path / "run", step=1)
+
+
+def test_transposed_is_not_tied(tmp_path: Path):
+    square = torch.arange(4.0).reshape(2, 2)
+    torch.save({"a": square, "b": square.t(), "c": square}, tmp_path / "x.pt")
+    import_("torch", tmp_path / "x.pt", tmp_path / "run")
+    assert {n: t.tolist() for n, t in restore(tmp_path / "run").tensors.items()} == {
+        "a": square.tolist(), "b": square.t().tolist(), "c": square.tolist(),
+    }  # fmt: skip
+
+
+def test_a_second_import_says_that_the_step_is_there(tmp_path: Path):
+    write_safetensors(tmp_path / "x.safetensors", {"w": torch.ones(2)})
+    words = ["import", "hf", tmp_path / "x.safetensors", tmp_path / "run"]
+    assert ckpt(*words) == f"1 tensor committed as step 0 of {tmp_path}/run\n"
+    with pytest.raises(ConfigError, match="step 0 is there already"):
+        ckpt(*words)
+    for step in range(5):
+        ckpt(*words, "--step", step)
+    for step in (-1, 10**12):
+        with pytest.raises(ConfigError, match=f"no such step can be: {step}"):
+            ckpt(*words, "--step", step)
+    assert {each["step"] for each in json.loads(ckpt("ls", tmp_path / "run", "--json"))} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", ["hf", "dcp", "torch"])
+def test_a_target_that_cannot_be_made_is_the_systems_error(tmp_path: Path, kind: str):
+    saved(tmp_path / "run", steps=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        export(tmp_path / "run", kind, tmp_path / "file/out")
+
+
+def test_export_says_which_damaged_step_it_passed_over(tmp_path: Path):
+    saved(tmp_path / "run")
+    path = next(tmp_path.rglob("step-000000000002-*/*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[4100] ^= 1
+    path.write_bytes(data)
+    said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
+    assert said[0].startswith("step 1 written")
+    assert said[1].startswith("passed over step 2: digest mismatch in step-000000000002")

@@ -13,6 +13,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from argosy.checkpoint import CorruptShard, KeepLast, Saver, list_steps, restore, verify
+from argosy.core import ConfigError
 
 
 @pytest.fixture
@@ -160,3 +161,18 @@ def test_a_store_that_is_gone_is_said_and_tried_again(bucket: str):
         saver.save(arrays(1), 1).wait(60)
     assert sum("trying again" in line for line in said) == 2
     assert restore(bucket).step == 1
+
+
+@pytest.mark.parametrize("url", ["foo://x", "s3://", "://", "az://x", "file:///tmp/x", "file://x"])
+def test_a_url_that_cannot_be_opened_is_one_line_that_names_it(url: str):
+    for use in (list_steps, restore, Saver):
+        with pytest.raises(ConfigError, match=f" {url}") as caught:
+            use(url)
+        assert "\n" not in str(caught.value)
+        assert caught.value.hint
+
+
+def test_a_bucket_that_is_not_there_is_one_line_that_names_it(bucket: str):
+    with pytest.raises(OSError, match="s3://nosuch/run") as caught:
+        list_steps("s3://nosuch/run")
+    assert "\n" not in str(caught.value)

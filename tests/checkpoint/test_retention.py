@@ -6,7 +6,7 @@ import torch
 from checkpoint.disk import MemoryFiles
 from checkpoint.keepers import wait_for
 
-from argosy.checkpoint import KeepBest, KeepLast, Saver
+from argosy.checkpoint import KeepBest, KeepLast, Saver, prune_steps
 from argosy.checkpoint.committing import plan_prune
 from argosy.checkpoint.format import Root, seal, step_name
 from argosy.checkpoint.operations import Rmdir
@@ -72,3 +72,21 @@ def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):
         keeper.flush()
     assert steps_of(tmp_path) == [1, 2, 3]
     assert "nothing is deleted: digest mismatch in pins.json" in said[0]
+
+
+def test_a_step_that_a_kept_one_refers_to_stays_and_is_said(tmp_path: Path):
+    """One step more than `KeepLast` asks for: what does not change is in the file of an older step."""
+    frozen, moving = torch.arange(3000.0), torch.zeros(100)
+    with Saver(tmp_path, keep=[KeepLast(2)]) as keeper:
+        for number in range(1, 7):
+            keeper.save({"frozen": frozen, "moving": moving + number}, number).wait(30)
+    assert steps_of(tmp_path) == [2, 5, 6]  # From the second save on it is known to be frozen.
+    for dry_run in (True, False):
+        gone, kept = prune_steps(tmp_path, [KeepLast(1)], dry_run=dry_run)
+        reasons = {int(name.split("-")[1]): reason for name, reason in kept.items()}
+        assert [int(name.split("-")[1]) for name in gone] == [5]
+        assert reasons[2] == "needed by step 6, which refers to its unchanged tensors"
+    assert steps_of(tmp_path) == [2, 6]
+    (next((tmp_path / "checkpoints").glob("step-000000000002-*")) / "root.json").write_bytes(b"torn")
+    gone, kept = prune_steps(tmp_path, [KeepLast(1)])
+    assert (gone, sorted(kept.values())[-1]) == ([], "its manifest cannot be read")

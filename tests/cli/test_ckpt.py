@@ -25,3 +25,22 @@ def test_a_run_is_known_by_its_name_before_it_has_a_checkpoint(console: Console)
     assert (unknown.code, unknown.text.splitlines()[0]) == (2, "argosy: no such run: nosuch")
     listed = console.argosy("ckpt", "ls", "young")
     assert (listed.code, listed.text) == (0, "no step was committed here\n")
+
+
+def test_what_is_no_checkpoint_is_refused_in_words(console: Console, tmp_path: Path):
+    """Every line begins with `argosy:`; nobody sees a traceback."""
+    (tmp_path / "noise").write_bytes(b"\x10" + bytes(7) + b"\xff" * 40)
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp/.metadata").write_bytes(b"noise")
+    words = [
+        ["ls", f"{tmp_path}/noise"],
+        ["ls", "foo://x", "--json"],
+        ["import", "hf", f"{tmp_path}/noise", f"{tmp_path}/run"],
+        ["import", "torch", f"{tmp_path}/noise", f"{tmp_path}/run"],
+        ["import", "torch", f"{tmp_path}/dcp", f"{tmp_path}/run"],
+        ["import", "dcp", f"{tmp_path}/dcp", f"{tmp_path}/run"],
+    ]
+    for each in words:
+        ended = console.argosy("ckpt", *each)
+        assert (ended.code, ended.text.partition(" ")[0]) == (2, "argosy:"), (each, ended.text)
+    assert not (tmp_path / "run").exists()

@@ -44,7 +44,7 @@ from argosy.checkpoint.operations import (
 from argosy.checkpoint.owner import Owner, release, take
 from argosy.checkpoint.owner import read as read_owner
 from argosy.checkpoint.reading import roots
-from argosy.checkpoint.retention import Keep, choose_kept
+from argosy.checkpoint.retention import Keep, choose_kept, needed_by
 from argosy.checkpoint.stores import Store, open_store
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 
@@ -303,7 +303,7 @@ def read_pins(files: Files) -> set[int]:
 
 
 def plan_prune(files: Files, keep: Sequence[Keep], committed: str = "") -> tuple[list[Operation], Mapping[str, str]]:
-    """What would be deleted, and what is kept with its reason. A root that cannot be read is left alone.
+    """What would be deleted, and what stays with its reason. A root that cannot be read is left alone.
 
     `committed` is the directory that was committed last: later ones of its session are under way.
     """
@@ -317,7 +317,8 @@ def plan_prune(files: Files, keep: Sequence[Keep], committed: str = "") -> tuple
     kept = choose_kept(valid, keep, read_pins(files))
     present = {name: files.listdir(name) for name in files.listdir(".") if name not in unreadable}
     present = {name: found for name, found in present.items() if not is_under_way(name, valid, committed)}
-    return plan_deletions(present, valid, kept), kept
+    damaged = dict.fromkeys(unreadable, "its manifest cannot be read")
+    return plan_deletions(present, valid, kept), {**needed_by(valid, kept), **kept, **damaged}
 
 
 def prune_steps(

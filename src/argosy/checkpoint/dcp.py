@@ -3,6 +3,7 @@
 
 import io
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,15 @@ class _Restricted(pickle.Unpickler):
         raise ConfigError(f"the metadata names something that is not a description of tensors: {module}.{name}")
 
 
-def read_dcp(directory: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a DCP directory, whole.
+def reason_of(error: Exception) -> str:
+    """What torch's unpickler complains of, without its advice."""
+    text = str(error).strip() or type(error).__name__
+    text = text.partition("WeightsUnpickler error: ")[2].strip() or text
+    return text.partition("\n")[0].partition(". ")[0][:200]
+
+
+def read_dcp(directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """What a DCP directory holds, nested as it was saved, tensors whole; and the names of what is not plain.
 
     Raises:
         ConfigError: it is none, its metadata would run code, or a tensor is not whole.
@@ -43,26 +51,61 @@ def read_dcp(directory: Path) -> dict[str, torch.Tensor]:
     path = directory / ".metadata"
     if not path.is_file():
         raise ConfigError(f"no DCP checkpoint: {directory}")
-    with path.open("rb") as file:
-        metadata: Any = _Restricted(file).load()
-    tensors: dict[str, torch.Tensor] = {}
+    try:
+        with path.open("rb") as file:
+            metadata: Any = _Restricted(file).load()
+        found, left = _read(directory, metadata)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{directory} is not whole: there is no {error.filename}") from None
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # Torn or foreign bytes make unpicklers raise anything.
+        raise ConfigError(f"{directory} cannot be read as DCP: {reason_of(error)}") from None
+    paths: dict[str, Any] = metadata.planner_data or {}
+    content: dict[str, Any] = {}
+    for name, value in found.items():
+        _put(content, paths.get(name, (name,)), value)
+    return content, left
+
+
+def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
+    """Tensors and plain values by DCP's names for them."""
+    found: dict[str, Any] = {}
     filled: dict[str, int] = {}
+    left: list[str] = []
     for index, info in metadata.storage_data.items():
         description = metadata.state_dict_metadata.get(index.fqn)
-        if not hasattr(description, "chunks"):
-            continue  # Not a tensor.
         with (directory / info.relative_path).open("rb") as file:
             file.seek(info.offset)
             data = io.BytesIO(file.read(info.length))
+        if not hasattr(description, "chunks"):
+            try:
+                found[index.fqn] = torch.load(data, map_location="cpu", weights_only=True)
+            except pickle.UnpicklingError as error:
+                left.append(f"{index.fqn} ({reason_of(error)})")
+            continue
         piece = torch.load(data, map_location="cpu", weights_only=True)
-        whole = tensors.get(index.fqn)
+        whole = found.get(index.fqn)
         if whole is None:
-            whole = torch.empty(description.size, dtype=description.properties.dtype)
-            tensors[index.fqn] = whole
+            whole = found[index.fqn] = torch.empty(description.size, dtype=description.properties.dtype)
         offsets = index.offset if index.offset is not None else [0] * whole.dim()
         whole[tuple(slice(a, a + n) for a, n in zip(offsets, piece.shape, strict=True))] = piece
         filled[index.fqn] = filled.get(index.fqn, 0) + piece.numel()
-    for name, tensor in tensors.items():
-        if filled[name] < tensor.numel():
-            raise ConfigError(f"{name} is not whole: {filled[name]} of {tensor.numel()} cells")
-    return tensors
+    for name, cells in filled.items():
+        if cells < found[name].numel():
+            raise ConfigError(f"{name} is not whole: {cells} of {found[name].numel()} cells")
+    return found, left
+
+
+def _put(content: Any, path: Sequence[Any], value: Any) -> None:
+    """Put a value where DCP took it from: numbers count the places of a list."""
+    key, *rest = path
+    if isinstance(key, int):
+        content += [None] * (key + 1 - len(content))
+    if not rest:
+        content[key] = value
+        return
+    inner = content[key] if isinstance(key, int) else content.get(key)
+    if inner is None:
+        inner = content[key] = [] if isinstance(rest[0], int) else {}
+    _put(inner, rest, value)

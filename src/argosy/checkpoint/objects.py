@@ -19,7 +19,7 @@ READ_TRIES = 3
 
 
 @contextmanager
-def as_os_error() -> Generator[None, None, None]:
+def as_os_error(url: str) -> Generator[None, None, None]:
     """Whatever the store complains of is an OSError to those who retry."""
     try:
         yield
@@ -27,45 +27,50 @@ def as_os_error() -> Generator[None, None, None]:
         raise
     except Exception as error:
         if type(error).__module__.startswith("obstore"):
-            raise OSError(5, f"the object store failed: {str(error).splitlines()[0][:200]}") from error
+            raise OSError(5, f"the object store failed: {first_line(error)}", url) from error
         raise
 
 
-def again(call: Callable[[], Any]) -> Any:
+def first_line(error: Exception) -> str:
+    """What obstore complains of, without the pages of debug text that follow."""
+    return str(error).partition("\n")[0][:200]
+
+
+def again(url: str, call: Callable[[], Any]) -> Any:
     """Read, and once more if the answer broke off: obstore tries refused requests again, but not half a body."""
     for _ in range(READ_TRIES - 1):
-        with suppress(OSError), as_os_error():
+        with suppress(OSError), as_os_error(url):
             try:
                 return call()
             except FileNotFoundError:
                 break
-    with as_os_error():
+    with as_os_error(url):
         return call()
 
 
 class ObjectFiles:
     """Reads objects below a prefix."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, url: str) -> None:
+        self._store, self._url = store, url
 
     def listdir(self, path: str) -> list[str]:
         import obstore
 
         prefix = None if path == "." else f"{path}/"
-        found = again(lambda: obstore.list_with_delimiter(self._store, prefix))
+        found = again(self._url, lambda: obstore.list_with_delimiter(self._store, prefix))
         names = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in names)
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        return again(lambda: bytes(obstore.get(self._store, path).bytes()))
+        return again(self._url, lambda: bytes(obstore.get(self._store, path).bytes()))
 
     def size(self, path: str) -> int:
         import obstore
 
-        return again(lambda: int(obstore.head(self._store, path)["size"]))
+        return again(self._url, lambda: int(obstore.head(self._store, path)["size"]))
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         import obstore
@@ -73,7 +78,7 @@ class ObjectFiles:
         end = min(offset + len(buffer), self.size(path))
         if end <= offset:
             return 0
-        data = memoryview(again(lambda: obstore.get_range(self._store, path, start=offset, end=end)))
+        data = memoryview(again(self._url, lambda: obstore.get_range(self._store, path, start=offset, end=end)))
         buffer[: len(data)] = data
         return len(data)
 
@@ -81,16 +86,22 @@ class ObjectFiles:
 class ObjectStore:
     """An S3-like store. Credentials and endpoint come from the environment, as obstore reads them."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: str) -> None:
         try:
             from obstore.store import from_url
         except ImportError:
             raise ConfigError(
                 f"an object store needs the obstore package: {url}", hint="pip install 'argosy[s3]'"
             ) from None
-        self.name = url
-        self._store: Any = from_url(url)
-        self.files: Files = ObjectFiles(self._store)
+        self.name = f"{url.rstrip('/')}/{folder}"
+        try:
+            self._store: Any = from_url(self.name)
+        except Exception as error:
+            raise ConfigError(
+                f"no object store can be opened by {url}: {first_line(error)}",
+                hint="s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, or a directory",
+            ) from None
+        self.files: Files = ObjectFiles(self._store, self.name)
 
     def perform(
         self,
@@ -134,7 +145,7 @@ class ObjectStore:
         is_root = path.endswith(f"/{ROOT}")
         import obstore
 
-        with as_os_error():
+        with as_os_error(self.name):
             if is_root and isinstance(data, bytes):
                 obstore.put(self._store, path, data, mode="create", use_multipart=False)  # O2
             else:
@@ -144,7 +155,7 @@ class ObjectStore:
         import obstore
 
         try:
-            with as_os_error():
+            with as_os_error(self.name):
                 mode = "create" if only_if_new else "overwrite"
                 obstore.put(self._store, path, data, mode=mode, use_multipart=False)
         except FileExistsError:
@@ -158,7 +169,7 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         import obstore
 
-        with as_os_error():
+        with as_os_error(self.name):
             try:
                 obstore.delete(self._store, path)
             except FileNotFoundError:

@@ -102,6 +102,17 @@ def choose_kept(roots: Mapping[str, Root], policies: Sequence[Keep], pins: Colle
     return kept
 
 
+def needed_by(roots: Mapping[str, Root], kept: Collection[str]) -> dict[str, str]:
+    """The directories that stay because a kept step refers to tensors in them that did not change, with that reason."""
+    newest = sorted(kept, key=lambda name: (roots[name].era, roots[name].step))
+    return {
+        need: f"needed by step {roots[name].step}, which refers to its unchanged tensors"
+        for name in newest
+        for need in roots[name].needs
+        if need in roots
+    }
+
+
 def best_interval_s(cost_s: float, failures_per_s: float) -> float:
     """How long to train between saves that lose the least, by Young and Daly.
 

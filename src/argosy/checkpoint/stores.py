@@ -8,6 +8,7 @@ from typing import Protocol
 from argosy.checkpoint.files import Disk, Files, LocalFiles
 from argosy.checkpoint.format import step_of
 from argosy.checkpoint.operations import Operation
+from argosy.core import ConfigError
 
 CHECKPOINTS = "checkpoints"
 Before = Callable[[Operation], None] | None
@@ -73,12 +74,15 @@ def open_store(path: str | Path, *, new: bool = False) -> Store:
     """Open a place for saving (`new`: it may not be there yet) or for reading.
 
     Raises:
-        ConfigError: the URL needs the `s3` extra, or is of an unknown kind.
+        ConfigError: the URL needs the `s3` extra, or none such can be opened.
     """
+    if str(path).startswith("file://"):
+        plain = str(path).removeprefix("file://")
+        raise ConfigError(f"a directory is given by its path, not as {path}", hint=f"say {plain}")
     if is_url(path):
         from argosy.checkpoint.objects import ObjectStore
 
-        return ObjectStore(f"{str(path).rstrip('/')}/{CHECKPOINTS}")
+        return ObjectStore(str(path), CHECKPOINTS)
     return LocalStore(Path(path) / CHECKPOINTS if new else checkpoints_dir(path))
 
 

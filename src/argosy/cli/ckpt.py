@@ -27,7 +27,8 @@ def find_place(_context: click.Context, _parameter: click.Parameter, text: str) 
     if "://" in text or Path(text).is_dir():
         return text
     if "/" in text:
-        raise ConfigError(f"no such directory: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
+        what = "not a directory" if Path(text).exists() else "no such directory"
+        raise ConfigError(f"{what}: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
     return str(find_run(text))
 
 
@@ -47,6 +48,16 @@ def amount(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
@@ -152,20 +163,25 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
     from argosy.checkpoint import export as write
 
     found = write(directory, kind, target, step)
-    print(f"step {found.step:,} written to {target} ({amount(found.bytes)}, verified)")
+    count = len({id(tensor) for tensor in found.tensors.values()})
+    print(f"step {found.step:,} written to {target} ({counted(count, 'tensor')}, {amount(found.bytes)}, verified)")
+    for reason in found.skipped:
+        print(f"passed over {reason}")
+    if found.unused:
+        print(f"left out {len(found.unused)}, as {kind} holds weights alone: {some(found.unused)}")
 
 
 @command.command(name="import")
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
-@click.option("--step", type=int, default=0, show_default=True, help="The step that it becomes.")
-def import_(kind: str, source: Path, directory: str, step: int) -> None:
+@click.option("--step", type=int, help="The step that it becomes; 0 if not given.")
+def import_(kind: str, source: Path, directory: str, step: int | None) -> None:
     """Make a committed step of another format's files."""
     from argosy.checkpoint import import_ as read
 
     count = read(kind, source, directory, step)
-    print(f"{count} tensors committed as step {step} of {directory}")
+    print(f"{counted(count, 'tensor')} committed as step {step or 0} of {directory}")
 
 
 @command.command()
