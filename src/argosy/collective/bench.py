@@ -219,7 +219,7 @@ def _sizes(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         number, unit = (part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS else (part, "")
-        if not number.isdecimal() or (size := int(number) << _UNITS.get(unit, 0)) % 4 or not size:
+        if not number.isdecimal() or (size := int(number) << _UNITS.get(unit, 0)) % 4:
             raise argparse.ArgumentTypeError(f"multiples of 4 bytes, such as 4,64K,256M: {part!r}")
         found.append(size)
     return found
