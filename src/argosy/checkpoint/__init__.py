@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
+from argosy.checkpoint.asking import checked_keep
 from argosy.checkpoint.committing import prune_steps
 from argosy.checkpoint.fitting import Wish
 from argosy.checkpoint.format import CorruptShard, StepNotFound
@@ -45,6 +46,7 @@ __all__ = [
     "Wish",
     "begin_series",
     "best_interval_s",
+    "checked_keep",
     "diff",
     "export",
     "import_",

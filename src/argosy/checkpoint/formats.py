@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from argosy.checkpoint.asking import STEP_MAX
 from argosy.checkpoint.dcp import read_dcp, reason_of
 from argosy.checkpoint.format import StepNotFound, header
 from argosy.checkpoint.inspecting import list_steps, opened
@@ -23,7 +24,6 @@ from argosy.checkpoint.saver import Saver, warn
 from argosy.core import ConfigError
 from argosy.transfer import from_safetensors, torch_dtypes
 
-STEPS_MAX = 10**12
 FORMATS = ("hf", "dcp", "torch")
 CONFIG = "$config"
 """The value that is a Hugging Face model's config.json."""
@@ -221,7 +221,7 @@ def import_(
     Raises:
         ConfigError: they are not of this format, hold no tensor, or there is a step 0 and no other was asked for.
     """
-    if step is not None and not 0 <= step < STEPS_MAX:
+    if step is not None and not 0 <= step <= STEP_MAX:
         raise ConfigError(f"no such step can be: {step}", hint="steps are counted from 0, in up to twelve digits")
     if step is None and any(each.step == 0 for each in list_steps(path)):
         raise ConfigError(f"step 0 is there already: {path}", hint="say which step it becomes: --step, or step=")

@@ -1,10 +1,10 @@
 """What the words of a run take: what is of a wrong kind is refused where it is written, not where it is used."""
 
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
+from argosy.checkpoint import checked_keep
 from argosy.core import ConfigError
-from argosy.train.keeping import Keep
 from argosy.train.spikes import Spike
 
 
@@ -23,10 +23,7 @@ def check_run(save_every: Any, save_every_s: Any, keep: Any, spike: Any) -> None
     check_count("save_every", save_every)
     if isinstance(save_every_s, bool) or not isinstance(save_every_s, int | float) or not save_every_s > 0:
         raise ConfigError(f"save_every_s is a number of seconds, above 0: {save_every_s!r}")
-    kinds, given = get_args(Keep), cast("list[Any]", [] if keep is None else keep)
-    if not isinstance(cast(Any, given), list | tuple) or not all(isinstance(each, kinds) for each in given):
-        names = ", ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"keep is a list of policies: {keep!r}", hint=f"of argosy.checkpoint: {names}")
+    checked_keep([] if keep is None else keep)
     if spike is not None and not isinstance(spike, Spike):
         raise ConfigError(f"spike is a policy: {spike!r}", hint="from argosy.train import Spike; Run(spike=Spike())")
 
