@@ -100,12 +100,21 @@ class Bench:
             self.savers[name] = Saver(self.directory / name, keep=[KeepLast(1)])
         return self.savers[name]
 
-    def save_argosy(self) -> float:
+    def saved(self, name: str, state: object) -> float:
+        """Seconds of a durable save; older steps are deleted before, as those of the others are."""
         self.count += 1
+        deadline = time.monotonic() + 60
+        while len(list((self.directory / name / "checkpoints").glob("step-*"))) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return seconds(lambda: self.saver(name).save(state, self.count).wait())
+
+    def save_argosy(self) -> float:
         # Something changes between two saves of a training; tensors that did not would not be written.
         for tensor in self.trained.tensors.values():
             tensor.view(-1)[0] += 1
-        return seconds(lambda: self.saver("argosy").save(self.trained.state, self.count).wait())
+        for state in self.trained.optimizer.state.values():
+            state["step"] += 1
+        return self.saved("argosy", self.trained.state)
 
     def save_dcp(self, threads: int) -> float:
         path = self.fresh(f"dcp{threads}")
@@ -125,6 +134,8 @@ class Bench:
             if huge:
                 buffer.madvise(mmap.MADV_HUGEPAGE)
             buffer.write(os.urandom(BLOCK))
+        if not write and not path.exists():
+            self.raw(write=True)
         fd = open_direct(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if write else 0))
 
         def one(thread: int) -> None:
@@ -143,17 +154,23 @@ class Bench:
         os.close(fd)
         return taken
 
+    def cold(self, name: str, save: Callable[[], float]) -> None:
+        """See to it that there is something to load (rows can be asked for one by one), and none of it in memory."""
+        if not (self.directory / name).exists():
+            save()
+        drop_cache(self.directory / name)
+
     def load_argosy(self) -> float:
-        drop_cache(self.directory / "argosy")
+        self.cold("argosy", self.save_argosy)
         return seconds(lambda: restore(self.directory / "argosy", into=self.into.state))
 
     def load_dcp(self) -> float:
-        drop_cache(self.directory / "dcp1")
+        self.cold("dcp1", lambda: self.save_dcp(1))
         path = self.directory / "dcp1"
         return seconds(lambda: dcp.load(self.into.tensors, checkpoint_id=path, no_dist=True))
 
     def load_torch(self) -> float:
-        drop_cache(self.directory / "torch")
+        self.cold("torch", self.save_torch)
         return seconds(lambda: torch.load(self.directory / "torch/state.pt"))
 
     def close(self) -> None:
@@ -320,11 +337,10 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
         with torch.no_grad():
             for parameter in models[name].parameters():
                 parameter += 1
-        bench.count += 1
-        return seconds(lambda: bench.saver(name).save(models[name], bench.count).wait())
+        return bench.saved(name, models[name])
 
     def load(name: str) -> float:
-        drop_cache(bench.directory / name)
+        bench.cold(name, lambda: save(name))
         return seconds(lambda: restore(bench.directory / name, into=models[name], fresh=True))
 
     def row(key: str, title: str, sample: Callable[[str], float]) -> Row:

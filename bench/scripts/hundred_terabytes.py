@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from argosy.checkpoint.arranging import arrange, entry, make_index, shares
+from argosy.checkpoint.arranging import Arrangement, make_index
 from argosy.checkpoint.fitting import Wish, fit
-from argosy.checkpoint.format import Draft, Index, Root, chunks, step_name
+from argosy.checkpoint.format import Draft, Index, Root, step_name
 from argosy.checkpoint.operations import index_name, make_root, plan_root, segment_name
 from argosy.checkpoint.reading import FilesSource
 from argosy.checkpoint.restoring import wanted_chunks
@@ -54,13 +55,11 @@ def stage_units(stage: int, dp: int) -> dict[str, Unit]:
 
 def planned(state: State, name: str) -> tuple[bytes, int]:
     """The index that a rank writes, and the size of its segment."""
-    found = shares(state)
-    text, border, size = arrange(found)
-    file = f"{name}/{segment_name(state.rank)}"
-    entries = [entry(share, file, ["0" * 32] * len(chunks(share.box, share.dtype, share.offset))) for share in found]
-    more = {"border": border, "bytes": size, "room": len(text), **said(state)}
+    arranged = Arrangement(state)
+    entries = arranged.entries(np.zeros((arranged.chunks, 2), np.uint64), f"{name}/{segment_name(state.rank)}")
+    more = {"border": arranged.border, "bytes": arranged.size, "room": len(arranged.header), **said(state)}
     draft = Draft(step=1, name=name, rank=state.rank, size=state.size, entries=[], **more)
-    return msgspec.json.encode(make_index(draft, entries)), size
+    return msgspec.json.encode(make_index(draft, entries)), arranged.size
 
 
 def sorted_entries(index: bytes) -> list[object]:

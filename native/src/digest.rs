@@ -4,6 +4,7 @@
 //! sets of keys. Bytes of a word that are not there count as zero, so sums of disjoint boxes add up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 const WORDS: usize = 1024;
 const BLOCK: usize = 4 * WORDS;
@@ -52,7 +53,7 @@ pub struct Job {
     /// 0: only sum.
     destination: usize,
     logical: u64,
-    run: usize,
+    pub run: usize,
     counts: [usize; 3],
     source_strides: [i64; 3],
     destination_strides: [i64; 3],
@@ -84,6 +85,30 @@ impl Job {
 
     fn bytes(&self) -> usize {
         self.run * self.counts.iter().product::<usize>()
+    }
+
+    /// Call `each` with source, destination (0: none) and logical position of every contiguous run.
+    pub fn each_run(&self, mut each: impl FnMut(usize, usize, u64)) {
+        let at = |strides: &[i64; 3], index: [usize; 3]| -> i64 {
+            (0..3).map(|d| strides[d] * index[d] as i64).sum()
+        };
+        for i in 0..self.counts[0] {
+            for j in 0..self.counts[1] {
+                for k in 0..self.counts[2] {
+                    let index = [i, j, k];
+                    let source = (self.source as i64 + at(&self.source_strides, index)) as usize;
+                    let destination = match self.destination {
+                        0 => 0,
+                        address => (address as i64 + at(&self.destination_strides, index)) as usize,
+                    };
+                    each(
+                        source,
+                        destination,
+                        (self.logical as i64 + at(&self.logical_strides, index)) as u64,
+                    );
+                }
+            }
+        }
     }
 }
 
@@ -220,22 +245,10 @@ unsafe fn part(source: *const u8, destination: *mut u8, inside: usize, size: usi
 /// Every address that the job's strides reach must be valid; source and destination must not overlap.
 unsafe fn perform(job: &Job) -> Sums {
     let mut sums = [0u64; 2];
-    let at =
-        |strides: &[i64; 3], index: [usize; 3]| -> i64 { (0..3).map(|d| strides[d] * index[d] as i64).sum() };
-    for i in 0..job.counts[0] {
-        for j in 0..job.counts[1] {
-            for k in 0..job.counts[2] {
-                let index = [i, j, k];
-                let source = (job.source as i64 + at(&job.source_strides, index)) as *const u8;
-                let destination = match job.destination {
-                    0 => std::ptr::null_mut(),
-                    address => (address as i64 + at(&job.destination_strides, index)) as *mut u8,
-                };
-                let logical = (job.logical as i64 + at(&job.logical_strides, index)) as u64;
-                run(source, destination, logical, job.run, &mut sums);
-            }
-        }
-    }
+    job.each_run(|source, destination, logical| {
+        // SAFETY: the caller's promise; a destination of 0 is none.
+        unsafe { run(source as *const u8, destination as *mut u8, logical, job.run, &mut sums) };
+    });
     sums
 }
 
@@ -265,26 +278,43 @@ pub unsafe fn perform_all(jobs: &[Job], threads: usize, done: &AtomicU64) -> Vec
         }
         return sums;
     }
-    std::thread::scope(|scope| {
-        let (mut jobs, mut sums) = (jobs, sums.as_mut_slice());
-        while !jobs.is_empty() {
-            let mut bytes = 0;
-            let wanted = total.div_ceil(threads);
-            let count = jobs.iter().take_while(|job| (bytes < wanted, bytes += job.bytes()).0).count();
-            let (mine, rest) = jobs.split_at(count);
-            let (out, others) = std::mem::take(&mut sums).split_at_mut(count);
-            (jobs, sums) = (rest, others);
-            scope.spawn(move || {
-                for (sum, job) in out.iter_mut().zip(mine) {
-                    // SAFETY: the caller's promise holds for every job.
-                    *sum = unsafe { perform(job) };
-                }
-                fence_streams();
-            });
+    let mut parts = Vec::with_capacity(threads);
+    let (mut left, mut places) = (jobs, sums.as_mut_slice());
+    while !left.is_empty() {
+        let mut bytes = 0;
+        let wanted = total.div_ceil(threads);
+        let count = left.iter().take_while(|job| (bytes < wanted, bytes += job.bytes()).0).count();
+        let (mine, rest) = left.split_at(count);
+        let (out, others) = std::mem::take(&mut places).split_at_mut(count);
+        (left, places) = (rest, others);
+        parts.push((mine, out));
+    }
+    let (more, parts) = (parts.len() - 1, Mutex::new(parts));
+    let run = || {
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some((mine, out)) = next() {
+            for (sum, job) in out.iter_mut().zip(mine) {
+                // SAFETY: the caller's promise holds for every job.
+                *sum = unsafe { perform(job) };
+            }
+            fence_streams();
         }
-    });
+    };
+    on_threads(more, &run);
     done.store(jobs.len() as u64, Ordering::Release);
     sums
+}
+
+/// Call `run` here and on up to `more` threads: fewer where the system has none to give.
+pub fn on_threads(more: usize, run: &(dyn Fn() + Sync)) {
+    std::thread::scope(|scope| {
+        for _ in 0..more {
+            if std::thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+        run();
+    });
 }
 
 /// Streamed stores are seen by others only behind a fence of the thread that made them.

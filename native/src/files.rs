@@ -5,7 +5,8 @@ use std::io::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
-use crate::digest::{perform_moved, Job, Sums};
+use crate::digest::{on_threads, perform_moved, Job, Sums};
+use crate::peers::Send as Sending;
 
 const ALIGNMENT: usize = 4096;
 /// Of large pages, of which a disk fills the same bytes in fewer pieces: up to three times as fast.
@@ -20,7 +21,7 @@ pub struct Write {
     pub length: usize,
 }
 
-/// `length` bytes at `offset` of a file are read; if at least `needed` came, `jobs` are performed on them.
+/// `length` bytes at `offset` of a file are read; if at least `needed` came, `jobs` and `sends` are performed on them.
 #[derive(Clone, Copy)]
 pub struct Read {
     pub fd: i32,
@@ -29,6 +30,8 @@ pub struct Read {
     pub needed: usize,
     pub first_job: usize,
     pub jobs: usize,
+    pub first_send: usize,
+    pub sends: usize,
 }
 
 /// Call `work` for 0..count on up to `threads` threads; the first error ends it.
@@ -46,12 +49,7 @@ fn spread(count: usize, threads: usize, work: impl Fn(usize) -> Result<()> + Syn
             first.get_or_insert(error);
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(count) {
-            scope.spawn(run);
-        }
-        run();
-    });
+    on_threads(threads.min(count).saturating_sub(1), &run);
     failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
@@ -125,7 +123,12 @@ unsafe impl Send for Buffer {}
 ///
 /// # Safety
 /// The destinations of all jobs must be valid and not overlap; sources are offsets into what is read.
-pub unsafe fn read_all(reads: &[Read], jobs: &[Job], threads: usize) -> Result<(Vec<u64>, Vec<Sums>)> {
+pub unsafe fn read_all(
+    reads: &[Read],
+    jobs: &[Job],
+    sends: &[Sending],
+    threads: usize,
+) -> Result<(Vec<u64>, Vec<Sums>)> {
     let largest = reads.iter().map(|read| read.length).max().unwrap_or(0);
     let buffers: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
     let counts: Vec<AtomicUsize> = reads.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -148,6 +151,11 @@ pub unsafe fn read_all(reads: &[Read], jobs: &[Job], threads: usize) -> Result<(
                 mine.iter().map(|job| unsafe { perform_moved(job, buffer.start as usize) }).collect();
             let mut all = sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             all[read.first_job..read.first_job + read.jobs].copy_from_slice(&found);
+            drop(all);
+            for send in &sends[read.first_send..read.first_send + read.sends] {
+                // SAFETY: as for the jobs.
+                unsafe { send.perform(buffer.start as usize) }?;
+            }
         }
         buffers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(buffer);
         Ok(())

@@ -6,6 +6,7 @@ mod copies;
 mod digest;
 mod exchange;
 mod files;
+mod peers;
 mod reduce;
 mod segment;
 mod syscalls;
@@ -87,8 +88,9 @@ fn write_files(py: Python<'_>, table: &[u8], threads: usize) -> PyResult<()> {
     py.detach(|| unsafe { files::write_all(&writes, threads) }).map_err(os_error)
 }
 
-/// Read files from several threads, and copy and sum what was read: `reads` has records of 6 int64, (descriptor,
-/// offset, length, bytes needed, first job, jobs); `jobs` those of `copy_digest`, sources counted from what was read.
+/// Read files from several threads, and copy and sum what was read: `reads` has records of 8 int64, (descriptor,
+/// offset, length, bytes needed, first job, jobs, first send, sends); `jobs` those of `copy_digest` and `sends` those
+/// of `write_memory`, sources counted from what was read.
 ///
 /// Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
 #[pyfunction]
@@ -96,26 +98,56 @@ fn read_files<'py>(
     py: Python<'py>,
     reads: &[u8],
     jobs: &[u8],
+    sends: &[u8],
     threads: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
     if jobs.len() % digest::JOB_BYTES != 0 {
         return Err(PyValueError::new_err("a job has 128 bytes"));
     }
     let jobs: Vec<_> = jobs.chunks_exact(digest::JOB_BYTES).map(digest::Job::parse).collect();
+    let sends = sendings(sends)?;
     let mut wanted = Vec::new();
-    for f in fields::<6>(reads)? {
-        let [first_job, count] = [f[4] as usize, f[5] as usize];
-        if first_job.checked_add(count).is_none_or(|last| last > jobs.len()) {
-            return Err(PyValueError::new_err("a read names jobs that are not there"));
+    for f in fields::<8>(reads)? {
+        let [first_job, jobs_of, first_send, sends_of] = [4, 5, 6, 7].map(|i| f[i] as usize);
+        let is_there =
+            |first: usize, count: usize, all: usize| first.checked_add(count).is_some_and(|last| last <= all);
+        if !is_there(first_job, jobs_of, jobs.len()) || !is_there(first_send, sends_of, sends.len()) {
+            return Err(PyValueError::new_err("a read names jobs or sends that are not there"));
         }
         let (fd, length, needed) = (f[0] as i32, f[2] as usize, f[3] as usize);
-        wanted.push(files::Read { fd, offset: f[1], length, needed, first_job, jobs: count });
+        let (jobs, sends) = (jobs_of, sends_of);
+        wanted.push(files::Read { fd, offset: f[1], length, needed, first_job, jobs, first_send, sends });
     }
     // SAFETY: the caller names memory that it keeps alive and that no two jobs write.
     let (counts, sums) =
-        py.detach(|| unsafe { files::read_all(&wanted, &jobs, threads) }).map_err(os_error)?;
+        py.detach(|| unsafe { files::read_all(&wanted, &jobs, &sends, threads) }).map_err(os_error)?;
     let bytes: Vec<u8> = counts.iter().chain(sums.iter().flatten()).flat_map(|n| n.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))
+}
+
+fn sendings(table: &[u8]) -> PyResult<Vec<peers::Send>> {
+    if table.len() % peers::SEND_BYTES != 0 {
+        return Err(PyValueError::new_err("a send has 160 bytes"));
+    }
+    Ok(table.chunks_exact(peers::SEND_BYTES).map(peers::Send::parse).collect())
+}
+
+/// Copy boxes into the memory of other processes: records of 20 int64, (process, descriptor of it, address there of
+/// its gate, address here of a count), then those of `copy_digest`, whose destination is an address of that process.
+/// The count is of threads that write just now. One that has ended is an OSError (ESRCH), one whose gate is not 1 is
+/// one too (ECANCELED).
+#[pyfunction]
+fn write_memory(py: Python<'_>, table: &[u8]) -> PyResult<()> {
+    let sends = sendings(table)?;
+    // SAFETY: the caller names memory of its own that it keeps alive.
+    py.detach(|| sends.iter().try_for_each(|send| unsafe { send.perform(0) })).map_err(os_error)
+}
+
+/// `length` bytes at `address` of process `pid`.
+#[pyfunction]
+fn read_memory(py: Python<'_>, pid: i32, address: usize, length: usize) -> PyResult<Bound<'_, PyBytes>> {
+    let found = py.detach(|| peers::read(pid, address, length)).map_err(os_error)?;
+    Ok(PyBytes::new(py, &found))
 }
 
 /// Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline.
@@ -170,6 +202,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copy_digest, module)?)?;
     module.add_function(wrap_pyfunction!(write_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
+    module.add_function(wrap_pyfunction!(write_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
     Ok(())

@@ -19,12 +19,22 @@ def copy_digest(table: bytes, threads: int, progress: int) -> bytes:
 def write_files(table: bytes, threads: int) -> None:
     """Write memory to files from several threads: records of 4 int64, (descriptor, address, offset, length)."""
 
-def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
-    """Read files from several threads, and copy and sum what was read: `reads` has records of 6 int64, (descriptor,
-    offset, length, bytes needed, first job, jobs); `jobs` those of `copy_digest`, sources counted from what was read.
+def read_files(reads: bytes, jobs: bytes, sends: bytes, threads: int) -> bytes:
+    """Read files from several threads, and copy and sum what was read: `reads` has records of 8 int64, (descriptor,
+    offset, length, bytes needed, first job, jobs, first send, sends); `jobs` those of `copy_digest` and `sends` those
+    of `write_memory`, sources counted from what was read.
 
     Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
     """
+
+def write_memory(table: bytes) -> None:
+    """Copy boxes into the memory of other processes: records of 20 int64, (process, descriptor of it, address there of
+    its gate, address here of a count), then those of `copy_digest`, whose destination is an address of that process.
+    The count is of threads that write just now. One that has ended is an OSError (ESRCH), one whose gate is not 1 is
+    one too (ECANCELED)."""
+
+def read_memory(pid: int, address: int, length: int) -> bytes:
+    """`length` bytes at `address` of process `pid`."""
 
 def run_collective(
     segment: int,

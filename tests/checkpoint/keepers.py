@@ -44,7 +44,8 @@ class Run:
         found: list[psutil.Process] = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])
-            if line.startswith(f"argosy: keeper at {self.home}/") and line.strip().endswith(kind):
+            is_keeper = line.startswith("argosy: keeper of ") and f" at {self.home}/" in line
+            if is_keeper and line.strip().endswith(kind):
                 found.append(process)
         return found
 
@@ -61,6 +62,8 @@ def a_run(directory: Path) -> Iterator[Run]:
                 life.kill()
                 life.wait()
                 deadline = time.monotonic() + 30
+                for keeper in run.keepers():
+                    keeper.resume()  # A test that failed may have left it stopped.
                 while run.keepers() and time.monotonic() < deadline:
                     time.sleep(0.02)
                 assert run.keepers() == [], "a keeper outlived its run"

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 from checkpoint.disk import CrashingDisk, MemoryFiles
 
-from argosy.checkpoint.arranging import arrange, copies, entry, make_index, shares
-from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, StepNotFound, step_name, sums_text
+from argosy.checkpoint.arranging import Arrangement, make_index
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, StepNotFound, step_name
 from argosy.checkpoint.operations import (
     Operation,
     Segment,
@@ -17,10 +17,11 @@ from argosy.checkpoint.operations import (
     segment_name,
 )
 from argosy.checkpoint.reading import all_chunks, find_step
-from argosy.checkpoint.verifying import Reading
-from argosy.transfer import Copy, Member, Split, Spot, State, Unit, copy_boxes, sharded
+from argosy.checkpoint.verifying import Reading, Sinks
+from argosy.transfer import Copy, Member, Split, Spot, State, Unit, sharded
 
 CELLS = 3000
+METRICS = {"loss": 0.5}
 
 
 def values(step: int) -> np.ndarray:
@@ -32,14 +33,14 @@ def rank_plan(step: int, rank: int, attempt: str) -> tuple[list[Operation], byte
     layout = sharded((CELLS,), (2,), (Split(0),))
     half = values(step)[rank * CELLS // 2 : (rank + 1) * CELLS // 2].copy()
     state = State(rank, 2, {"w": Unit("w", {"parameter": Member("parameter", "parameter", "U32", layout, half)})})
-    found = shares(state)
-    text, _, size = arrange(found)
+    arranged = Arrangement(state)
+    size, room = arranged.size, len(arranged.header)
     arena = np.zeros(size, np.uint8)
-    arena[: len(text)] = np.frombuffer(text, np.uint8)
+    arena[:room] = np.frombuffer(arranged.header, np.uint8)
     name = step_name(step, attempt)
-    sums = [sums_text(s) for s in copy_boxes(copies(found[0], half.ctypes.data, arena.ctypes.data))]
-    draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=len(text))
-    data = msgspec.json.encode(make_index(draft, [entry(found[0], sums, f"{name}/{segment_name(rank)}")]))
+    sums = arranged.table([half.ctypes.data], arena.ctypes.data).perform()
+    draft = Draft(step=step, name=name, rank=rank, size=2, entries=[], border=size, bytes=size, room=room)
+    data = msgspec.json.encode(make_index(draft, arranged.entries(sums, f"{name}/{segment_name(rank)}")))
     # Pieces of a block: the second one is written while the snapshot is being made.
     segment = Segment(f"{name}/{segment_name(rank)}", size, BLOCK)
     return plan_start(segment) + plan_rest(segment, size, f"{name}/{index_name(rank)}", data), arena.tobytes(), data
@@ -50,7 +51,8 @@ def save(step: int, attempt: str) -> tuple[list[list[Operation]], list[bytes], l
     name = step_name(step, attempt)
     plans = [rank_plan(step, rank, attempt) for rank in (0, 1)]
     indexes = [(f"{name}/{index_name(rank)}", plans[rank][2]) for rank in (0, 1)]
-    root = make_root(Root(step=step, session=attempt, saved_at=float(step), size=2, parts=[]), indexes)
+    root = Root(step=step, session=attempt, saved_at=float(step), size=2, parts=[], metrics=METRICS)
+    root = make_root(root, indexes)
     return [plan[0] for plan in plans], [plan[1] for plan in plans], plan_root(name, root)
 
 
@@ -71,7 +73,7 @@ def committed(step: int) -> dict[str, bytes]:
 def loaded(files: dict[str, bytes]) -> int | None:
     """The step that a restore would take: the newest whose every byte is verified; C1 is checked here."""
     try:
-        for step in find_step(MemoryFiles(files), None):
+        for step in find_step(MemoryFiles(files), None, "memory"):
             found = np.zeros(CELLS, np.uint32)
 
             def sink(entry, box, address, found=found):
@@ -79,10 +81,11 @@ def loaded(files: dict[str, bytes]) -> int | None:
                 return [Copy(box, entry.shape, 4, Spot(address, (1,)), to)]
 
             try:
-                Reading(MemoryFiles(files), all_chunks(step.entries), sink).fill()
+                Reading(MemoryFiles(files), all_chunks(step.entries), Sinks(copies=sink)).fill()
             except CorruptShard:
                 continue
             assert {(each.name, each.shape, each.dtype) for each in step.entries} == {("w", (CELLS,), "U32")}, "C1"
+            assert step.root.metrics == METRICS, "C1: what is said of it"
             assert np.array_equal(found, values(step.root.step)), "C1: what loads is not a saved step"
             return step.root.step
     except StepNotFound:

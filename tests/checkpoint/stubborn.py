@@ -59,6 +59,11 @@ def run(work: str, rank: int) -> None:
     assert "a state is a module" in text
     raised(lambda: restore(f"{work}/nothing" if rank else f"{work}/run", into=model, timeout_s=60), StepNotFound)
 
+    # Each asks for another step: both are told at once, whether it is there or not.
+    for steps in ((1, 2), (1, 3)):
+        text = raised(lambda: restore(f"{work}/run", into=model, step=steps[rank], timeout_s=60), ConfigError)  # noqa: B023
+        assert text == f"ranks ask for different steps: 1 on rank 0, {steps[1]} on rank 1"
+
     # A rank that does not come is named at the deadline.
     if rank == 0:
         text = raised(lambda: restore(f"{work}/run", into=model, timeout_s=1), DeadlinePassed)

@@ -12,7 +12,7 @@ from checkpoint.saves import committed, loaded
 
 from argosy.checkpoint import Saver, verify
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import arrange, copies, entry, shares
+from argosy.checkpoint.arranging import Arrangement
 from argosy.checkpoint.format import ROOT, Draft, Index, Part, Root, digest, seal, sums_text, unseal
 from argosy.checkpoint.gathering import describe_arrays
 from argosy.checkpoint.keeper.messages import Offer
@@ -113,14 +113,13 @@ def test_each_digest_check_is_needed(change: Callable[[Files, str], Files | None
 def shipment() -> tuple[Draft, Arena]:
     """One rank's part of a version, as a keeper holds it."""
     arrays = {"weight": np.arange(500, dtype="<i4"), "moment": np.arange(500, dtype="<i4") * 3}
-    found = shares(describe_arrays(arrays))
-    text, border, size = arrange(found)
-    arena = Arena(size)
-    entries = []
-    for share in found:
-        sums = copy_boxes(copies(share, arrays[share.name].ctypes.data, arena.address))
-        entries.append(entry(share, list(map(sums_text, sums)), "step-000000000007-aa/rank-00003.safetensors"))
-    more = {"border": border, "bytes": size, "room": len(text), "values": {"epoch": 41}}
+    state = describe_arrays(arrays)
+    arranged = Arrangement(state)
+    arena = Arena(arranged.size)
+    addresses = [array.ctypes.data for array in arranged.tensors(state)]
+    sums = arranged.table(addresses, arena.address).perform()
+    entries = arranged.entries(sums, "step-000000000007-aa/rank-00003.safetensors")
+    more = {"border": arranged.border, "bytes": arranged.size, "room": len(arranged.header), "values": {"epoch": 41}}
     return Draft(step=7, name="step-000000000007-aa", rank=3, size=4, entries=entries, **more), arena
 
 

@@ -9,8 +9,9 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from argosy.checkpoint import KeepLast, Saver, diff, export, import_, opened, restore, tensors, verify
-from argosy.checkpoint.formats import read_safetensors, write_safetensors
+from argosy.checkpoint import KeepEvery, KeepLast, Saver, diff, export, import_, opened, restore, tensors, verify
+from argosy.checkpoint.format import step_of
+from argosy.checkpoint.hf import read_safetensors, write_safetensors
 from argosy.cli.ckpt import command
 from argosy.core import ConfigError
 
@@ -100,12 +101,12 @@ def test_listing_and_showing(tmp_path: Path):
     saved(tmp_path)
     assert [line.split()[0] for line in ckpt("ls", tmp_path).splitlines()] == ["STEP", "2", "1"]
     assert [each["step"] for each in json.loads(ckpt("ls", tmp_path, "--json"))] == [2, 1]
-    shown = {each["name"]: each for each in json.loads(ckpt("show", tmp_path, "--json"))}
+    shown = {each["name"]: each for each in json.loads(ckpt("show", tmp_path, "--json"))["tensors"]}
     assert shown["0.weight"]["shape"] == [8, 4]
     assert shown["0.weight::exp_avg"]["role"] == "moment"
     assert "0.weight::exp_avg" in ckpt("show", tmp_path, "--step", 1)
     (tmp_path / "empty").mkdir()
-    assert ckpt("ls", tmp_path / "empty") == "no step was committed here\n"
+    assert ckpt("ls", tmp_path / "empty").startswith(f"no step was committed in {tmp_path}/empty\n  hint: ")
     with pytest.raises(ConfigError, match="no such directory"):
         ckpt("ls", tmp_path / "nowhere")
 
@@ -140,6 +141,15 @@ def test_prune_keeps_the_newest(tmp_path: Path):
     assert ckpt("prune", tmp_path, "--keep-last", 2, "--dry-run").count("would go") == 2
     assert ckpt("prune", tmp_path, "--keep-last", 2).count("deleted") == 2
     assert [each["step"] for each in json.loads(ckpt("ls", tmp_path, "--json"))] == [4, 3]
+
+
+def test_prune_keeps_the_best_that_it_is_told_of(tmp_path: Path):
+    with Saver(tmp_path, keep=[KeepEvery(1)]) as saver:
+        for step, loss in enumerate((0.3, 0.1, 0.9, 0.5)):
+            saver.save({"a": torch.full((2,), loss)}, step, metrics={"val": loss}).wait(30)
+    best = "--keep-best", "val:1", "--keep-best", "val:1:highest"
+    kept = json.loads(ckpt("prune", tmp_path, "--keep-last", 1, *best, "--dry-run", "--json"))["kept"]
+    assert sorted(step_of(name) for name in kept) == [1, 2, 3]
 
 
 def test_odd_safetensors_files(tmp_path: Path):
@@ -244,6 +254,91 @@ def test_hf_of_tensors_that_are_of_no_module(tmp_path: Path):
     assert not (tmp_path / "three").exists()
 
 
+def test_hf_refuses_what_safetensors_would_hold_as_another_tensor(tmp_path: Path):
+    model = nn.Linear(2, 2)
+    model.register_buffer("phase", torch.ones(3, dtype=torch.complex128))
+    model.register_buffer("angle", torch.ones(3, dtype=torch.complex64))
+    with Saver(tmp_path / "run") as saver:
+        saver.save({"model": model}, 1).wait(30)
+    with pytest.raises(ConfigError, match="safetensors has no complex128: phase") as caught:
+        ckpt("export", tmp_path / "run", "hf", tmp_path / "out")
+    assert "torch or dcp" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    for kind in ("dcp", "torch"):
+        export(tmp_path / "run", kind, tmp_path / kind)
+        import_(kind, tmp_path / kind, tmp_path / "again", step=len(kind))
+        assert torch.equal(restore(tmp_path / "again", step=len(kind)).tensors["phase"], model.phase)
+
+
+ODD = {
+    "d": {1: torch.ones(2), 2: 5},
+    "tensors": {1: torch.ones(2), 0: torch.zeros(1)},
+    "deep": {0: {1: {"x": 3}}, "list": [{2: torch.ones(1)}, {}, {None: 1.5, True: (1, {3: 4})}]},
+    "pairs": {(1, "a"): 2, (): torch.ones(1)},
+    "empty": {},
+    "empties": [{}, {"a": {}}, []],
+    "seed": (1 << 64) - 1,
+    "low": -(1 << 63),
+}
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+def test_keys_that_are_not_text_and_empty_dicts_come_back(tmp_path: Path, kind: str):
+    """DCP itself makes text of keys and leaves empty dicts out: what it forgets is exported beside it."""
+    said: list[str] = []
+    with Saver(tmp_path / "run") as saver:
+        saver.save(ODD, 1).wait(30)
+    export(tmp_path / "run", kind, tmp_path / "out")
+    import_(kind, tmp_path / "out", tmp_path / "again", say=said.append)
+    first, second = restore(tmp_path / "run"), restore(tmp_path / "again")
+    assert {n: repr(v) for n, v in second.values.items()} == {n: repr(v) for n, v in first.values.items()}
+    assert said == []
+    assert {n: t.tolist() for n, t in second.tensors.items()} == {n: t.tolist() for n, t in first.tensors.items()}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_itself_reads_dicts_with_numbers_for_keys(tmp_path: Path):
+    """It fills the tensor of a number, and puts plain values by the number's text."""
+    import torch.distributed.checkpoint as dcp
+
+    with Saver(tmp_path / "run") as saver:
+        saver.save({"d": {1: torch.ones(2), 2: 5}}, 1).wait(30)
+        saver.save({"d": {1: 5, "1": 6}}, 2).wait(30)
+    export(tmp_path / "run", "dcp", tmp_path / "out", step=1)
+    into = {"d": {1: torch.zeros(2), 2: 0}}
+    dcp.load(into, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert (into["d"][1].tolist(), into["d"]["2"]) == ([1, 1], 5)
+    with pytest.raises(ConfigError, match=r"DCP cannot hold it: .*d\.1"):
+        export(tmp_path / "run", "dcp", tmp_path / "two", step=2)
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+def test_a_state_without_tensors_there_and_back(tmp_path: Path, kind: str):
+    with Saver(tmp_path / "run") as saver:
+        saver.save({"epoch": 3, "schedule": {"rate": 0.1}}, 1).wait(30)
+    export(tmp_path / "run", kind, tmp_path / "out")
+    said = ckpt("import", kind, tmp_path / "out", tmp_path / "again")
+    assert said == f"plain values alone committed as step 0 of {tmp_path}/again\n"
+    assert restore(tmp_path / "again").values == {"epoch": 3, "schedule": {"rate": 0.1}}
+
+
+def test_what_holds_nothing_is_not_imported(tmp_path: Path):
+    said: list[str] = []
+    torch.save({}, tmp_path / "empty.pt")
+    torch.save({"kind": torch.float16}, tmp_path / "odd.pt")
+    for name in ("empty.pt", "odd.pt"):
+        with pytest.raises(ConfigError, match="neither a tensor nor a value in"):
+            import_("torch", tmp_path / name, tmp_path / "run", say=said.append)
+    assert said == ["left out kind (dtype)"]
+    (tmp_path / "hf").mkdir()
+    write_safetensors(tmp_path / "hf/model.safetensors", {})
+    (tmp_path / "hf/config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no tensor in"):
+        import_("hf", tmp_path / "hf", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def ordinary() -> tuple[nn.Module, dict[str, object]]:
     """What an ordinary script saves."""
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
@@ -286,6 +381,13 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path):
     torch.save(odd, tmp_path / "odd.pt")
     assert import_("torch", tmp_path / "odd.pt", tmp_path / "run", say=said.append) == 1
     assert [line.split()[2] for line in said] == ["kind", "seed", "sparse"]
+    torch.save({"w": torch.ones(2), "d": {b"x": 3, 4: 5}}, tmp_path / "keys.pt")
+    import_("torch", tmp_path / "keys.pt", tmp_path / "run", step=2, say=said.append)
+    assert said[-1] == "left out d.b'x' (its key is a bytes)"
+    assert restore(tmp_path / "run").values["d"] == {4: 5}
+    torch.save({1: torch.ones(1), "1": torch.zeros(1)}, tmp_path / "twice.pt")
+    with pytest.raises(ConfigError, match="two things would be named 1"):
+        import_("torch", tmp_path / "twice.pt", tmp_path / "run", step=3)
     torch.save({"w": torch.ones(2), "path": Path("x")}, tmp_path / "class.pt")
     (tmp_path / "noise.pt").write_bytes(b"noise")
     for name, message in (("class.pt", "pathlib"), ("noise.pt", "cannot be read as tensors")):

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from checkpoint.keepers import Run, a_run, flip, holdings, wait_for
 from checkpoint.trainings import is_saved
+from click.testing import CliRunner
 
-from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Overtaken, Saver, list_steps, restore
+from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Overtaken, Saver, import_, list_steps, restore
 from argosy.checkpoint.arena import Arena
+from argosy.checkpoint.format import Draft, UnitInfo
 from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, surplus, versions
+from argosy.checkpoint.keeper.source import step_of_drafts
+from argosy.cli.ckpt import command
 
 
 def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
@@ -42,6 +47,7 @@ def test_snapshots_outlive_all_ranks_and_the_line_says_from_where(run: Run):
 def test_the_keeper_writes_what_dead_ranks_left(run: Run):
     with run.train() as process:
         process.until("copied", 2)
+        wait_for(lambda: holdings(run, "own"), "a snapshot in the keeper")  # A copy is handed over when it is complete.
         process.kill()
     held = restore(run.directory).step
     wait_for(lambda: any(each.step == held for each in list_steps(run.directory)), "its newest snapshot on disk")
@@ -182,10 +188,12 @@ def test_bytes_max_bounds_the_keepers_memory(run: Run):
             saver.save({"a": np.full(100_000, step)}, step).wait(30)
             assert _memory_of(run) <= limit
         assert said == []
-        saver.save({"a": np.full(400_000, 7)}, 7).wait(30)
+        for step in (6, 7):
+            saver.save({"a": np.full(400_000, step)}, step).wait(30)
         assert _memory_of(run) <= limit
-    assert "the keeper has no memory for this snapshot" in said[0]
-    assert f"bytes_max is {limit:,}" in said[0]
+    (line,) = said  # Once, not with every save.
+    assert "the keeper has no memory for snapshots" in line
+    assert f"bytes_max is {limit:,}" in line
     found = restore(run.directory)
     assert found.step == 7
     assert found.tensors["a"].tolist() == [7] * 400_000
@@ -224,6 +232,50 @@ def test_a_slow_store_holds_no_training_up(run: Run):
         assert sum(isinstance(error, Overtaken) for error in ends) >= 3
         assert ends[-1] is None
     assert list_steps(run.directory)[0].step == 7
+
+
+def test_what_only_a_keeper_has_yet_can_be_exported(run: Run, tmp_path: Path):
+    """As when the disk is full, and another one is not."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    with Saver(run.directory, keeping=run.keeping()) as saver:
+        saver.save({"m": model, "o": optimizer}, 1).wait(30)
+        go_on = stuck(run.directory)
+        for step in (2, 3):  # Behind the second nothing is written.
+            model.weight.data += 1
+            saver.save({"m": model, "o": optimizer}, step).copied.result(30)
+        wait_for(lambda: holdings(run, "own")[0] == 3, "the newest in memory")
+        assert not list(run.directory.rglob("step-000000000003-*/root.json"))
+        for kind in ("torch", "hf", "dcp"):
+            words = ["export", str(run.directory), kind, str(tmp_path / kind)]
+            said = CliRunner().invoke(command, words, catch_exceptions=False).stdout
+            assert said.startswith(f"step 3 from the keeper of this host written to {tmp_path / kind} (2 tensors, 32 B")
+        go_on()
+    for kind in ("torch", "hf", "dcp"):
+        import_(kind, tmp_path / kind, tmp_path / f"{kind}-again")
+        assert torch.equal(restore(tmp_path / f"{kind}-again").tensors["weight"], model.weight)
+
+
+def test_what_the_store_never_got_comes_back_from_the_peer(run: Run):
+    """The disk hangs, then the keeper and its rank are killed: the newest is in the peer alone."""
+    with run.train(peer=True) as process:
+        process.until("durable", 3)
+        stuck(run.directory)
+        process.until("copied", 5)
+        wait_for(lambda: max(holdings(run, "peer"), default=0) >= 5, "a shipment of what is not written")
+        (keeper,) = run.keepers("sock")
+        keeper.kill()
+        process.kill()
+    (run.directory / "checkpoints/pins.json").unlink()
+    written = list_steps(run.directory)[0].step
+    found = restore(run.directory)
+    assert found.source == "the peer keeper"
+    assert found.step > written
+    assert is_saved(found, found.step)
+    with run.train(peer=True) as again:
+        step, *source = again.until("begun")
+        assert (step, source) == (found.step, ["the peer keeper"])
+        again.until("durable", step + 1)
 
 
 def stuck(directory: Path) -> Callable[[], None]:
@@ -326,3 +378,18 @@ def test_the_asked_step_is_found_wherever_it_is(run: Run):
             segment.write_bytes(data)
         with pytest.raises(CorruptShard, match=r"rank-00000.safetensors: a\[0:10\]"):
             restore(run.directory, step=4)
+
+
+def test_what_each_rank_says_of_its_parameters_comes_from_a_keeper_too():
+    """In a pipeline the last stage's are known to the last rank alone."""
+    drafts = [
+        Draft(
+            step=1, name="step-1", rank=rank, size=2, entries=[], border=0, bytes=0, room=0,
+            units={f"stage{rank}.w": UnitInfo({"lr": rank})},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert {name: unit.options for name, unit in step_of_drafts("step-1", drafts).units.items()} == {
+        "stage0.w": {"lr": 0},
+        "stage1.w": {"lr": 1},
+    }

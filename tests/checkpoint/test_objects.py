@@ -1,8 +1,14 @@
 """Checkpoints in an S3-like store: a real server on loopback, which can be told to fail."""
 
 import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -12,7 +18,8 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
-from argosy.checkpoint import CorruptShard, KeepLast, Saver, list_steps, restore, verify
+from argosy.checkpoint import CorruptShard, KeepLast, Saver, Unreadable, list_steps, restore, verify
+from argosy.checkpoint.operations import Sync
 from argosy.core import ConfigError
 
 
@@ -75,36 +82,59 @@ class Faulty(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     behind = ""
     faults: ClassVar[list[tuple[str, str]]] = []
-    """(method, fault) to come, each once: a status to answer, or `half` of the body."""
+    """(method, fault) to come, each once: a status to answer, `half` of the body or `flip` a bit of it, `slow`, another
+    `etag`, `reset` instead of an answer, or `lost`: done, and then reset."""
     spoiled: ClassVar[list[str]] = []
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = next((each for each in self.faults if each[0] == self.command), None)
+        kind = fault[1] if fault is not None else ""
         if fault is not None:
             self.faults.remove(fault)
-            self.spoiled.append(fault[1])
-            if fault[1] != "half":
-                self.send_response(int(fault[1]))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
+            self.spoiled.append(kind)
+        if kind.isdigit():
+            self.send_response(int(kind))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif kind == "reset":
+            self._reset()
+        else:
+            self._pass_on(body, kind)
+
+    def _reset(self) -> None:
+        """The connection breaks, as when a switch reboots."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.shutdown(socket.SHUT_RD)
+        self.close_connection = True
+
+    def _pass_on(self, body: bytes, kind: str) -> None:
         skip = ("connection", "content-length", "transfer-encoding")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in skip}
         connection = HTTPConnection(self.behind, timeout=30)
         connection.request(self.command, self.path, body or None, headers)
         answer = connection.getresponse()
-        data = answer.read()
+        data = bytearray(answer.read())
+        connection.close()
+        if kind == "lost":
+            self._reset()
+            return
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
+        if kind == "flip" and data:
+            data[len(data) // 2] ^= 4
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in skip:
-                self.send_header(name, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
+                self.send_header(name, '"other"' if kind == "etag" and name.lower() == "etag" else value)
         self.send_header("Content-Length", str(length))
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if fault is not None else data)
+        parts = 20 if kind == "slow" else 1
+        for number in range(parts):
+            self.wfile.write(
+                data[number * len(data) // parts : (number + 1) * len(data) // parts // (1 + (kind == "half"))]
+            )
+            time.sleep(0.02 * (kind == "slow"))
         self.close_connection = True
-        connection.close()
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
 
@@ -125,8 +155,8 @@ def faulty(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("fault", ["500", "503"])
-def test_refused_requests_are_made_again(faulty: str, fault: str):
+@pytest.mark.parametrize("fault", ["500", "503", "reset", "slow", "etag"])
+def test_requests_that_fail_are_made_again(faulty: str, fault: str):
     with Saver(faulty) as saver:
         Faulty.faults += [("PUT", fault), ("PUT", fault), ("GET", fault), ("DELETE", fault), ("HEAD", fault)]
         saver.save(arrays(1), 1).wait(60)
@@ -143,6 +173,36 @@ def test_half_a_body_is_not_taken_for_a_whole_one(faulty: str):
     found = restore(faulty)
     assert Faulty.spoiled == ["half"] * 2
     assert np.array_equal(found.tensors["w"].numpy(), arrays(1)["w"])
+
+
+def test_a_bit_that_flips_on_the_way_is_read_again(faulty: str):
+    """In a root, the index, what is read to verify, or what is read to be written."""
+    with Saver(faulty) as saver:
+        for step in (1, 2):
+            saver.save(arrays(step), step).wait(60)
+    for number in range(1, 7):
+        into = {name: np.zeros_like(array) for name, array in arrays(2).items()}
+        Faulty.faults += [("GET", "")] * number + [("GET", "flip")]
+        restored = restore(faulty, into=into)
+        assert Faulty.spoiled.count("flip") == number
+        assert (restored.step, restored.skipped) == (2, [])
+        assert all(np.array_equal(into[name], array) for name, array in arrays(2).items())
+        Faulty.faults.clear()
+
+
+def test_an_answer_that_is_lost_costs_no_step(faulty: str):
+    """The store has done it, and nobody knows: a part of the segment, its end, the index or the root."""
+    said: list[str] = []
+    places = [*(("PUT", number) for number in range(4)), ("POST", 0), ("POST", 1)]
+    with Saver(faulty, keep=[KeepLast(9)], say=said.append) as saver:
+        saver._committer.retry_after_s = (0.0,)
+        for step, (method, number) in enumerate(places):
+            Faulty.faults += [(method, "")] * number + [(method, "lost")]
+            saver.save(arrays(step), step).wait(60)
+            assert Faulty.spoiled.count("lost") == step + 1
+    assert [each.step for each in list_steps(faulty)] == [5, 4, 3, 2, 1, 0]
+    assert list(verify(faulty, None)) == []
+    assert said == []
 
 
 def test_a_store_that_is_gone_is_said_and_tried_again(bucket: str):
@@ -176,3 +236,74 @@ def test_a_bucket_that_is_not_there_is_one_line_that_names_it(bucket: str):
     with pytest.raises(OSError, match="s3://nosuch/run") as caught:
         list_steps("s3://nosuch/run")
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A bucket on a server that can be killed for good, and what kills it."""
+    import urllib.request
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"):
+                monkeypatch.setenv(name, "true")
+            monkeypatch.setenv("AWS_REGION", "us-east-1")
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    made = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
+                    urllib.request.urlopen(made).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            yield "s3://bucket/run", server.kill
+        finally:
+            server.kill()
+
+
+@pytest.mark.timeout(240)
+def test_a_server_that_dies_in_a_save_is_said_within_seconds_and_the_save_and_a_restore_end(
+    dying: tuple[str, Callable[[], None]],
+):
+    url, kill = dying
+    said: list[tuple[float, str]] = []
+    with Saver(url, say=lambda line: said.append((time.monotonic(), line))) as saver:
+        saver.save(arrays(1), 1).wait(60)
+        saver._committer.retry_after_s = (0.2,)
+
+        def die(operation: object) -> None:
+            if isinstance(operation, Sync):
+                kill()
+
+        saver._committer.before = die
+        begun = time.monotonic()
+        error = saver.save(arrays(2), 2).durable.exception(120)
+        assert isinstance(error, OSError)
+        assert "\n" not in str(error)
+        assert re.search("; it is retried$", said[0][1])
+        assert said[0][0] - begun < 12
+        begun = time.monotonic()
+        with pytest.raises(Unreadable) as caught:
+            restore(url)
+        assert time.monotonic() - begun < 60
+        assert "error sending request" in str(caught.value)
+    assert all("\n" not in line for _, line in said)
+
+
+def test_an_upload_that_the_store_forgot_is_one_line(faulty: str):
+    """A 404 in the middle of a multipart upload."""
+    said: list[str] = []
+    with Saver(faulty, say=said.append) as saver:
+        saver._committer.retry_after_s = (0.0,)
+        Faulty.faults += [("PUT", "404")]
+        saver.save(arrays(1), 1).wait(60)
+    (line,) = said
+    assert "404" in line or "not found" in line
+    assert "\n" not in line
+    assert len(line) < 500
+    assert list(verify(faulty, None)) == []

@@ -236,6 +236,85 @@ def test_7_two_optimizers(tmp_path: Path):
     assert torch.equal(others[0].state[other.a]["exp_avg"], both[0].state[model.a]["exp_avg"])
 
 
+class Mine(torch.optim.AdamW):
+    """Somebody's own, which keeps what AdamW does."""
+
+
+@pytest.mark.parametrize(("saved", "here"), [("Adam", "RAdam"), ("NAdam", "Adam"), ("SGD", "Adam"), ("SGD", "Muon")])
+def test_state_of_another_class_is_refused_though_its_names_are_equal(tmp_path: Path, saved: str, here: str):
+    model, other = Pair("ab"), Pair("ba")
+    optimizer, second = (getattr(torch.optim, name)(m.parameters()) for name, m in ((saved, model), (here, other)))
+    grow(model, optimizer)
+    before = other.a.detach().clone()
+    state = {"m": other, "o": second}
+    with pytest.raises(ConfigError, match=f"a was saved with {saved}, here its optimizer is {here}"):
+        moved_to(tmp_path, {"m": model, "o": optimizer}, state, partial=True, fresh=True)
+    assert torch.equal(other.a, before)
+    rate = second.param_groups[0]["lr"]
+    restore(tmp_path, into=state, roles={"parameter"}, fresh=True)
+    assert torch.equal(other.a, model.a)
+    assert (second.state, second.param_groups[0]["lr"]) == ({}, rate)
+
+
+@pytest.mark.parametrize(("saved", "here"), [*product((torch.optim.Adam, torch.optim.AdamW, Mine), repeat=2)])
+def test_classes_of_one_family_take_each_others_state(tmp_path: Path, saved: type, here: type):
+    model, other = Pair("ab"), Pair("ba")
+    optimizer, second = saved(model.parameters(), lr=0.3), here(other.parameters(), weight_decay=0.5)
+    grow(model, optimizer)
+    moved_to(tmp_path, {"m": model, "o": optimizer}, {"m": other, "o": second})
+    assert torch.equal(second.state[other.a]["exp_avg"], optimizer.state[model.a]["exp_avg"])
+    assert second.param_groups[0]["lr"] == 0.3
+    is_decoupled = here is not torch.optim.Adam or saved is not torch.optim.Adam
+    assert second.param_groups[0]["decoupled_weight_decay"] == is_decoupled
+
+
+def test_checkpoints_that_do_not_name_the_class_are_judged_by_the_names_of_their_state(tmp_path: Path):
+    model, other = Pair("ab"), Pair("ba")
+    optimizer = torch.optim.Adam(model.parameters())
+    grow(model, optimizer)
+    old = describe(model, optimizer)
+    for unit in old.units.values():
+        del unit.options["class"]
+    second = torch.optim.RAdam(other.parameters())
+    moved_to(tmp_path, old, {"m": other, "o": second})
+    assert torch.equal(second.state[other.a]["exp_avg"], optimizer.state[model.a]["exp_avg"])
+    with pytest.raises(ConfigError, match="a::exp_avg was stored, which Adagrad does not know"):
+        restore(tmp_path, into={"m": other, "o": torch.optim.Adagrad(other.parameters())})
+
+
+def lbfgs_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(torch.ones(2, 5)) - torch.arange(7.0)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def test_7_one_state_for_all_parameters_goes_on_bitwise_and_in_its_order(tmp_path: Path):
+    """LBFGS keeps a history of gradients of all parameters, one behind the other."""
+    torch.manual_seed(1)
+    model, other = nn.Linear(5, 7), nn.Linear(5, 7)
+    first, second = (torch.optim.LBFGS(each.parameters(), lr=0.1, max_iter=3) for each in (model, other))
+    for _ in range(3):
+        lbfgs_step(model, first)
+    moved_to(tmp_path, {"m": model, "o": first}, {"m": other, "o": second})
+    for _ in range(2):
+        lbfgs_step(model, first)
+        lbfgs_step(other, second)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    before = other.weight.detach().clone()
+    turned = torch.optim.LBFGS([*other.parameters()][::-1])
+    with pytest.raises(
+        ConfigError, match=r"o was saved of \['weight', 'bias'\], here it is a LBFGS of \['bias', 'weight'\]"
+    ):
+        restore(tmp_path, into={"m": other, "o": turned})
+    assert torch.equal(other.weight, before)
+    with pytest.raises(ConfigError, match="no place for stored o"):
+        restore(tmp_path, into={"m": other, "o": torch.optim.AdamW(other.parameters())})
+
+
 def test_schedules_scalers_and_generators_come_along(tmp_path: Path):
     def make() -> dict[str, object]:
         model = nn.Linear(2, 2)
@@ -280,5 +359,5 @@ def test_infinities_come_along(tmp_path: Path):
 
 
 def test_a_parameter_of_no_module_is_an_error():
-    with pytest.raises(ConfigError, match=r"group 0 of optimizer holds a parameter of no module: \[2\]"):
+    with pytest.raises(ConfigError, match=r"group 0 .* holds a parameter that is not in the state, of shape \[2\]"):
         describe(nn.Linear(1, 1), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1))

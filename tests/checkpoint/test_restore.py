@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 import argosy
-from argosy.checkpoint import Saver, restore
+from argosy.checkpoint import CorruptShard, Saver, restore
+from argosy.checkpoint.files import LocalFiles
+from argosy.checkpoint.format import Entry
+from argosy.checkpoint.inspecting import opened, verify
+from argosy.checkpoint.reading import all_chunks
+from argosy.checkpoint.verifying import Reading
 from argosy.core import ConfigError
-from argosy.transfer import Fused, Remap, Renamed, SplitUp, Stacked, Transposed
+from argosy.transfer import CHUNK_BYTES, Fused, Remap, Renamed, SplitUp, Stacked, Transposed, whole
 
 
 def test_one_ranks_failure_is_told_to_all(tmp_path: Path):
@@ -96,3 +101,107 @@ def test_a_remap_that_does_not_fit_is_an_error_and_changes_nothing(tmp_path: Pat
     with pytest.raises(ConfigError, match="not stored: zz"):
         restore(tmp_path, into=new, remap=Remap((Renamed("zz", "q"),)))
     assert all(torch.equal(before[name], tensor) for name, tensor in new["model"].state_dict().items())
+
+
+def flip(path: Path, entry: Entry) -> None:
+    with open(path / "checkpoints" / entry.file, "r+b") as file:
+        file.seek(entry.offset + 3)
+        byte = file.read(1)[0]
+        file.seek(entry.offset + 3)
+        file.write(bytes([byte ^ 1]))
+
+
+def adam(width: int = 64) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(width, width)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(3, 64)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("damaged", ["weight", "weight::exp_avg", "bias::exp_avg_sq"])
+def test_r3_damage_leaves_a_fresh_optimizer_and_its_model_as_they_were(tmp_path: Path, damaged: str):
+    model, optimizer = adam()
+    stepped(model, optimizer)
+    with Saver(tmp_path) as saver:
+        saver.save({"model": model, "optimizer": optimizer}, 1).wait()
+    entry = next(each for each in opened(tmp_path, 1).entries if each.name == damaged)
+    flip(tmp_path, entry)
+    other, begun = adam()
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(CorruptShard, match=damaged):
+        restore(tmp_path, {"model": other, "optimizer": begun}, step=1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
+    assert not begun.state
+
+
+def test_moments_go_into_an_optimizer_that_has_none_and_into_one_that_has(tmp_path: Path):
+    model, optimizer = adam()
+    stepped(model, optimizer)
+    with Saver(tmp_path) as saver:
+        saver.save({"model": model, "optimizer": optimizer}, 1).wait()
+    for is_fresh in (True, False):
+        other, second = adam()
+        if not is_fresh:
+            stepped(other, second)
+        restore(tmp_path, {"model": other, "optimizer": second})
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            assert all(torch.equal(optimizer.state[a][key], second.state[b][key]) for key in optimizer.state[a])
+
+
+def test_swapped_names_are_verified_whatever_they_were_called(tmp_path: Path):
+    with Saver(tmp_path) as saver:
+        saver.save({"a": torch.ones(8), "c": torch.full((8,), 3.0)}, 1).wait()
+    entry = next(each for each in opened(tmp_path, 1).entries if each.name == "c")
+    flip(tmp_path, entry)
+    into = {"x": torch.zeros(8), "a": torch.zeros(8)}
+    with pytest.raises(CorruptShard):
+        restore(tmp_path, into, step=1, rename={"a": "x", "c": "a"})
+    assert not into["x"].any()
+    assert not into["a"].any()
+
+
+def test_a_save_of_which_only_empty_tensors_are_new_is_whole(tmp_path: Path):
+    model = nn.Linear(4, 4)
+    model.register_buffer("cache", torch.empty(0))
+    with Saver(tmp_path) as saver:
+        for step in (1, 2, 3):
+            saver.save({"model": model}, step, tag="final" if step == 3 else None).wait(30)
+    for step in (1, 2, 3):
+        found = restore(tmp_path, step=step)
+        assert torch.equal(found.tensors["weight"], model.weight)
+        assert found.tensors["cache"].shape == (0,)
+    assert list(verify(tmp_path, None)) == []
+    with Saver(tmp_path / "alone") as saver:
+        saver.save({"e": torch.empty(0, 3)}, 1).wait(30)
+    assert restore(tmp_path / "alone").tensors["e"].shape == (0, 3)
+    assert list(verify(tmp_path / "alone", 1)) == []
+
+
+def test_r3_an_empty_tensor_vouches_for_no_neighbour_at_its_place(tmp_path: Path):
+    with Saver(tmp_path) as saver:
+        for step in (1, 2):
+            saver.save({"a_empty": torch.empty(0), "b_old": torch.full((100,), float(step))}, step).wait(30)
+    entries = {each.name: each for each in opened(tmp_path, 2).entries}
+    assert entries["a_empty"].offset == entries["b_old"].offset
+    flip(tmp_path, entries["b_old"])
+    into = {"a_empty": torch.empty(0), "b_new": torch.full((100,), -1.0)}
+    with pytest.raises(CorruptShard):
+        restore(tmp_path, into, step=2, rename={"b_old": "b_new"})
+    assert torch.equal(into["b_new"], torch.full((100,), -1.0))
+    assert restore(tmp_path, into, rename={"b_old": "b_new"}).step == 1
+    assert torch.equal(into["b_new"], torch.ones(100))
+
+
+def test_reads_are_planned_in_batches_that_grow_to_a_bound():
+    entries = [
+        Entry(name=f"{n}", key="value", unit=f"{n}", role="buffer", dtype="U8", shape=(CHUNK_BYTES,),
+              box=whole((CHUNK_BYTES,)), file="step-000000000001-aa/rank-00000.safetensors", offset=n * CHUNK_BYTES,
+              sums=["0" * 32])
+        for n in range(1000)
+    ]  # fmt: skip
+    batches = list(Reading(LocalFiles(Path()), all_chunks(entries)).batches())
+    assert [len(batch.groups) for batch in batches] == [32, 64, 128, 256, 256, 256, 8]

@@ -48,11 +48,15 @@ def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
     assert steps_of(tmp_path) == [1, 6, 7]
 
 
+def root_of(step: int, session: str) -> bytes:
+    return seal(Root(step=step, session=session, saved_at=step, size=2, parts=[]))
+
+
 def test_a_run_that_went_back_keeps_the_saves_that_are_under_way():
     """From step 100 on again, with step 200 still there: another rank's next save has a lower step and no root yet."""
     files = MemoryFiles({
-        f"{step_name(200, 'aaaaaaaa0002')}/root.json": seal(Root(step=200, session="", saved_at=1, size=2, parts=[])),
-        f"{step_name(110, 'bbbbbbbb0001')}/root.json": seal(Root(step=110, session="", saved_at=2, size=2, parts=[])),
+        f"{step_name(200, 'aaaaaaaa0002')}/root.json": root_of(200, "aaaaaaaa0002"),
+        f"{step_name(110, 'bbbbbbbb0001')}/root.json": root_of(110, "bbbbbbbb0001"),
         f"{step_name(120, 'bbbbbbbb0002')}/rank-00001.json": b"",
         f"{step_name(105, 'aaaaaaaa0009')}/rank-00001.json": b"",
     })  # fmt: skip

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from argosy.collective.links import Door, Links
+from argosy.collective.watcher import watcher
 from argosy.core import PeerLost
 
 SIZE = 3
@@ -85,6 +86,23 @@ def test_who_leaves_in_peace_is_no_loss():
         second.let_go()
         wait_for(lambda: bool(loss_of(third)))  # the second one's end comes after the first one's farewell
         assert loss_of(third) == "rank 11 is lost: its connection closed"
+
+
+def test_a_link_that_closes_while_its_last_word_is_read_does_not_end_the_watcher():
+    ours, theirs = socket.socketpair()
+    told = threading.Event()
+
+    def hear() -> bool:
+        ours.close()
+        return False
+
+    watcher().attend(ours.fileno(), hear)
+    theirs.send(b"bye\n")
+    with linked() as (first, second, _):
+        first.on_loss = told.set
+        second.let_go()
+        assert told.wait(30)
+    theirs.close()
 
 
 @pytest.mark.parametrize("said", [b"\xff\xfe\x00 1\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 4096, b""])

@@ -9,8 +9,9 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from argosy._select import native_is_compiled
-from argosy.collective.rendezvous import Hello, Meeting, Offer, Superseded, host_id, meet
+from argosy.collective.rendezvous import Hello, Meeting, Offer, Superseded, meet
 from argosy.core import ArgosyError, PeerLost
+from argosy.fabric import host_id
 
 MEETING = Meeting(name="0", rank=1, size=2, generation=3)
 

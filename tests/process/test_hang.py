@@ -174,6 +174,18 @@ def test_a_rank_that_compiles_or_saves_is_busy(file: str, doing: str):
     assert isinstance(endless, Hang), "no excuse lasts for ever"
 
 
+def test_a_rank_that_imports_a_package_is_busy_and_one_whose_script_is_a_module_is_not():
+    views = [rank(0), rank(1, 11, waiting=False)]
+    importing = at(
+        ("<frozen importlib._bootstrap_external>", 1130, "get_data"),
+        (f"{TORCH}/_dynamo/__init__.py", 13, "<module>"),
+        (f"{TORCH}/__init__.py", 2900, "compile"),
+        ("/project/train.py", 16, "<module>"),
+    )
+    assert judge(suspect(views, 31.0), {1: importing}) == Busy("rank 1 imports a package", 62.0)
+    assert isinstance(judge(suspect(views, 31.0), {1: at(("/project/train.py", 16, "<module>"))}), Hang)
+
+
 def test_backward_that_compiles_on_a_thread_of_its_own_is_busy():
     main = Thread("MainThread", (Frame(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward"),), True)
     engine = Thread("0x7f", (Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "bw_compiler"),))
@@ -260,6 +272,14 @@ def test_the_watch_reports_a_silence_once_and_the_next_one_again():
     again = [rank(0, 13, changed_at=600.0), rank(1, 12, waiting=False, changed_at=600.0)]
     assert watch.look(again, 610.0) is None
     assert watch.look(again, 631.0) is not None
+
+
+def test_a_rank_that_moves_while_its_stack_is_taken_went_on():
+    watch = Watch(POLICY)
+    silent = [rank(0), rank(1, 11, waiting=False)]
+    assert watch.look(silent, 31.0) is not None
+    assert not watch.went_on(silent)
+    assert watch.went_on([silent[0], rank(1, 12, changed_at=31.5)])
 
 
 def test_the_watch_doubles_its_patience_with_a_busy_rank():

@@ -20,14 +20,14 @@ def sample(kills: int, *, used: int = 10, limit: int = 100, host: float = 0.3) -
 
 
 def test_a_counted_kill_is_certain():
-    said = explain_oom(sample(1), sample(2), KILLED, asked=False)
+    said = explain_oom([sample(1)], sample(2), KILLED, asked=False)
     assert said == "the memory cgroup /job counted an oom kill (limit 100 MiB)"
 
 
 def test_pressure_makes_it_probable():
-    said = explain_oom(sample(1, used=97), sample(1), KILLED, asked=False)
+    said = explain_oom([sample(1, used=97)], sample(1), KILLED, asked=False)
     assert said == "probably: SIGKILL that was not ours while /job was at 97% of its memory"
-    said = explain_oom(sample(1, host=0.97), sample(1), KILLED, asked=False)
+    said = explain_oom([sample(1, host=0.97)], sample(1), KILLED, asked=False)
     assert said == "probably: SIGKILL that was not ours while memory was at 97%"
 
 
@@ -36,11 +36,25 @@ def test_pressure_makes_it_probable():
     [(KILLED, True), (WaitStatus(signal=signal.SIGSEGV), False), (WaitStatus(code=1), False)],
 )
 def test_other_ends_are_not_blamed_on_memory(status: WaitStatus, asked: bool):
-    assert explain_oom(sample(1, used=99), sample(2), status, asked=asked) == ""
+    assert explain_oom([sample(1, used=99)], sample(2), status, asked=asked) == ""
 
 
 def test_a_kill_without_pressure_is_just_a_kill():
-    assert explain_oom(sample(1), sample(1), KILLED, asked=False) == ""
+    assert explain_oom([sample(1)], sample(1), KILLED, asked=False) == ""
+
+
+def test_a_death_is_counted_before_it_is_heard_of():
+    said = explain_oom([sample(1), sample(2)], sample(2), KILLED, asked=False)
+    assert said == "the memory cgroup /job counted an oom kill (limit 100 MiB)"
+    said = explain_oom([sample(1), sample(1, used=97), sample(1)], sample(1), KILLED, asked=False)
+    assert said.startswith("probably: SIGKILL that was not ours while /job was at 97%")
+
+
+def test_a_death_of_long_ago_is_not_this_one():
+    samples, before = OomSamples(), [sample(1)]
+    for now in range(10):
+        before = samples.again(before, float(now))
+    assert sample(1) not in before
 
 
 def test_a_unified_hierarchy_is_read(tmp_path: Path):
@@ -56,7 +70,7 @@ def test_a_unified_hierarchy_is_read(tmp_path: Path):
     before = OomSample((OomCounter("/job/rank0", str(mine), 2, 0, 0), OomCounter("/job", str(mine.parent), 5, 0, 0)))
     after = again(before)
     assert [counter.kills for counter in after.counters] == [3, 5]
-    assert explain_oom(before, after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
+    assert explain_oom([before], after, KILLED, asked=False) == "the memory cgroup /job/rank0 counted an oom kill"
 
 
 def test_a_process_without_cgroups_has_no_counters(tmp_path: Path):
@@ -70,7 +84,7 @@ def test_samples_of_one_cgroup_are_read_once_in_a_moment(tmp_path: Path):
     kills: list[int] = []
     for now, count in ((12345.678, 1), (12345.7, 2), (12346.0, 3)):
         (tmp_path / "memory.events").write_text(f"oom_kill {count}\n")
-        kills.append(samples.again(known, now).counters[0].kills)
+        kills.append(samples.again([known], now)[-1].counters[0].kills)
     assert kills == [1, 1, 3]
 
 
@@ -88,7 +102,7 @@ def test_a_real_oom_kill_is_counted():
             assert before.counters[0].limit == 64 << 20
             process.communicate(b"\n")
         status = WaitStatus(signal=-process.returncode)
-        said = explain_oom(before, again(before), status, asked=False)
+        said = explain_oom([before], again(before), status, asked=False)
         assert said == f"the memory cgroup /{cgroup.name} counted an oom kill (limit 64 MiB)"
     finally:
         cgroup.rmdir()

@@ -28,6 +28,15 @@ def multiply():
     print("ready", flush=True); return 7 ** 40_000_000  # one call that holds the GIL for minutes
 multiply()
 """
+MANY_THREADS = """
+import threading, time
+def down(depth):
+    down(depth - 1) if depth else time.sleep(600)
+for _ in range(40):
+    threading.Thread(target=down, args=(60,), daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
 IN_GLOO = """
 import os, sys, torch, torch.distributed as dist
 rank = int(sys.argv[2])
@@ -141,6 +150,25 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     assert any("torch/distributed" in frame.file for frame in stacks[0].frames)
     ranks.processes[1].kill()
     assert ranks.processes[0].wait(60) != 0, "the signal left the waiting rank able to see its peer die"
+
+
+def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_answer_is_read_to_its_end(ranks: Ranks):
+    core = min(os.sched_getaffinity(0))
+    target = ranks.start(MANY_THREADS)
+    ranks.wait_ready()
+    os.sched_setaffinity(target.pid, {core})
+    for thread in os.listdir(f"/proc/{target.pid}/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+        os.sched_setaffinity(int(thread), {core})
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    os.sched_setaffinity(burner.pid, {core})
+    try:
+        for _ in range(3):
+            stack = take([target], deadline_s=60)[0]
+            assert [frame.line for frame in stack.frames] == [MANY_THREADS.count("\n") + 1], stack
+    finally:
+        burner.kill()
+        burner.wait()
 
 
 def test_a_stopped_rank_is_read_without_being_woken(ranks: Ranks):

@@ -307,7 +307,7 @@ def test_an_evaluation_whose_peer_dies_is_given_up(dock: Console, place: Path, c
 def test_a_killed_keeper_costs_nothing(dock: Console, place: Path, calm: list[str]):
     command, out = begin(dock, place, "wait")
     wait_for_step(place)
-    keepers = [line.split()[0] for line in dock.leftovers() if "argosy: keeper at" in line]
+    keepers = [line.split()[0] for line in dock.leftovers() if "argosy: keeper of" in line]
     assert keepers
     for pid in keepers:
         os.kill(int(pid), signal.SIGKILL)

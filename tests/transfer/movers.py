@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.transfer import (
+    Blocks,
     Fused,
     Layout,
     Placement,
@@ -21,6 +22,7 @@ from argosy.transfer import (
     reshard,
     sharded,
 )
+from argosy.transfer.blocks import blocking_of
 
 RANKS = 4
 STAGING = 10_000
@@ -62,6 +64,29 @@ def check(source: dict[str, Tensor], destination: dict[str, Tensor], remap: Rema
     assert sum(sent) == explained.bytes_sent == explained.bytes_bound
 
 
+def check_blocks(rank: int) -> None:
+    """Rows of 64 cells become columns of 16: codes go with other scales then."""
+    whole = full("blocks", (8, 64))
+    old, new = sharded((8, 64), (4,), (Split(0),)), sharded((8, 64), (4,), (Split(1),))
+    blocks = Blocks(32, codes="codes", book=tuple(code / 127 for code in range(-128, 128)))
+
+    def side(layout: Layout) -> dict[str, Tensor]:
+        scales, blocking = blocking_of(layout, blocks)
+        return {"w::codes": Tensor(layout, 1, "I8"), "w::scales": Tensor(scales, 4, "F32", blocking)}
+
+    def numbers(side: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (side["w::codes"].view(-1, 32) / 127 * side["w::scales"][:, None]).view(-1)
+
+    mine = local(whole, old, rank).view(-1, 32)
+    scales = mine.abs().amax(1)
+    codes = (mine / scales[:, None] * 127).round().to(torch.int8).view(-1)
+    held = {"w::codes": codes, "w::scales": scales}
+    into = {"w::codes": torch.zeros(128, dtype=torch.int8), "w::scales": torch.zeros(4)}
+    plan = reshard(side(old), side(new), requantize=True, staging_bytes=STAGING)
+    move(plan, held, into, timeout_s=60)
+    assert torch.allclose(numbers(into), local(whole, new, rank), atol=float(whole.abs().max()) / 127)
+
+
 def run(directory: str, rank: int) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", RANKS), rank=rank, world_size=RANKS)
     shapes = {"w": (67, 33), "b": (41,), "s": ()}
@@ -70,6 +95,7 @@ def run(directory: str, rank: int) -> None:
     wanted = {name: full(name, shape) for name, shape in shapes.items()}
     check(fsdp, tp, None, wanted)
     check(tp, fsdp, None, wanted)
+    check_blocks(rank)
     old = {"qkv": (60, 20), "gate": (30, 20), "up": (30, 20), "e0": (8, 6), "e1": (8, 6), "t": (12, 34)}
     remap = Remap((
         SplitUp("qkv", ("q", "k", "v"), (40, 10, 10)),

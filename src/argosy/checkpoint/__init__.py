@@ -6,16 +6,20 @@ from argosy._lazy import lazy
 from argosy.checkpoint.asking import checked_keep
 from argosy.checkpoint.committing import prune_steps
 from argosy.checkpoint.fitting import Wish
-from argosy.checkpoint.format import CorruptShard, StepNotFound
+from argosy.checkpoint.format import CorruptShard, StepNotFound, Unreadable
 from argosy.checkpoint.gathering import begin_series
-from argosy.checkpoint.inspecting import StepInfo, TensorInfo, diff, list_steps, opened, tensors, verify
+from argosy.checkpoint.inspecting import StepInfo, TensorInfo, diff, list_steps, opened, plain_values, tensors, verify
+from argosy.checkpoint.jobs import Handle
 from argosy.checkpoint.keeper.client import Keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.owner import DirectoryInUse
+from argosy.checkpoint.plain import in_a_line
+from argosy.checkpoint.reading import ELSEWHERE
 from argosy.checkpoint.restoring import Restored, restore
 from argosy.checkpoint.retention import Cadence, KeepBack, KeepBest, KeepEvery, KeepLast, best_interval_s
-from argosy.checkpoint.saver import Handle, Mark, Saver
+from argosy.checkpoint.saver import Mark, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
+from argosy.checkpoint.stores import foreign_kind
 
 if TYPE_CHECKING:
     from argosy.checkpoint.formats import export as export
@@ -26,6 +30,7 @@ _HOMES: dict[str, str] = dict.fromkeys(("export", "import_"), "argosy.checkpoint
 __getattr__, _torch_names = lazy(__name__, _HOMES)
 
 __all__ = [
+    "ELSEWHERE",
     "Cadence",
     "CorruptShard",
     "DirectoryInUse",
@@ -43,15 +48,19 @@ __all__ = [
     "StepNotFound",
     "TensorInfo",
     "TornSnapshot",
+    "Unreadable",
     "Wish",
     "begin_series",
     "best_interval_s",
     "checked_keep",
     "diff",
     "export",
+    "foreign_kind",
     "import_",
+    "in_a_line",
     "list_steps",
     "opened",
+    "plain_values",
     "prune_steps",
     "restore",
     "tensors",

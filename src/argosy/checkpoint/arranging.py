@@ -7,25 +7,51 @@ A2  Who writes a box depends only on tensors that all its holders have: ranks wi
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from math import prod
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from argosy.checkpoint.format import Draft, Entry, Index, chunks, digest, header
-from argosy.transfer import Box, Copy, Member, Piece, Role, Spot, State, cut, held, spot, strides_of, whole
+from argosy.transfer import (
+    Box,
+    Copy,
+    Layout,
+    Member,
+    Piece,
+    Role,
+    Spot,
+    State,
+    Table,
+    cut,
+    held,
+    spot,
+    strides_of,
+    table_of,
+    whole,
+)
 
 SHARE_BYTES = 64 << 20
 """A replicated box larger than this is written by its holders together."""
+SUMS_DIGITS = 32
+AT_ONCE = ("buffer", "local", "step", "rng")
+"""Roles that may change in the next forward, before any fence."""
 SMALL_BYTES = 64 << 10
 """Those up to this size (steps, biases) go to the holders in turn, however much they write: that is decided at once."""
 
 
 class Share:
-    """One box that this rank writes, and the memory it comes from."""
+    """One box that this rank writes, where it lies in the tensor's memory, and where in the segment."""
 
-    __slots__ = ("box", "has_moments", "member", "name", "offset", "piece", "unit")
+    __slots__ = ("box", "has_moments", "is_trained", "member", "name", "offset", "piece", "unit")
 
     def __init__(self, name: str, unit: str, member: Member, piece: Piece, box: Box) -> None:
-        self.name, self.unit, self.member, self.piece, self.box = name, unit, member, piece, box
-        self.offset, self.has_moments = 0, False
+        self.name, self.unit, self.piece, self.box = name, unit, piece, box
+        self.member = msgspec.structs.replace(member, local=None)  # Kept from save to save, it must keep no tensor.
+        self.offset, self.has_moments, self.is_trained = 0, False, False
 
     @property
     def bytes(self) -> int:
@@ -39,6 +65,11 @@ class Share:
     @property
     def dtype(self) -> str:
         return self.member.dtype
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it probably does not change: nothing trains it."""
+        return self.member.role in ("parameter", "buffer") and not self.has_moments
 
 
 class Rota:
@@ -79,7 +110,8 @@ def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
                 if writer.rank == state.rank:
                     found.append(Share(name, unit.name, member, writer, part))
     for share in found:
-        share.has_moments = len(state.units[share.unit].members) > 1
+        unit = state.units[share.unit]
+        share.has_moments, share.is_trained = len(unit.members) > 1, "optimizer" in unit.options
     return found
 
 
@@ -89,21 +121,97 @@ def _portions(box: Box, holders: int, itemsize: int) -> list[Box]:
     return list(cut(box, max(-(-box.cells // holders), SHARE_BYTES // itemsize)))
 
 
-def arrange(found: Sequence[Share], last: Collection[str] = ()) -> tuple[bytes, int, int]:
-    """Give each share its offset; those named in `last` come at the end.
+class Form(NamedTuple):
+    """All that an arrangement depends on: states of one form are arranged alike."""
 
-    Returns the header, where `last` begins, and the size of the whole. Wide cells first, so that all are aligned.
+    rank: int
+    size: int
+    members: list[tuple[str, bool, str, str, str, str, Layout]]
+    roles: frozenset[Role] | None
+    quiet: set[str] | None
+
+
+def form_of(state: State, roles: Collection[Role] | None = None, quiet: set[str] | None = None) -> Form:
+    """The form of a state of which `roles` are saved, and `quiet` are the tensors that seldom change, if known."""
+    members = [
+        (name, "optimizer" in unit.options, key, each.role, each.dtype, each.kind, each.layout)
+        for name, unit in state.units.items()
+        for key, each in unit.members.items()
+    ]
+    return Form(state.rank, state.size, members, None if roles is None else frozenset(roles), quiet)
+
+
+class Arrangement:
+    """Where each box that this rank writes lies in its segment, for all saves of states of one form.
+
+    Those that seldom change come last. Wide cells come first, so that all are aligned.
     """
-    order = sorted(found, key=lambda share: (share.name in last, -share.member.itemsize, share.name, share.box))
-    text = segment_header(order)
-    position = len(text)
-    border: int | None = None
-    for share in order:
-        if border is None and share.name in last:
-            border = position
-        share.offset = position
-        position += share.bytes
-    return text, position if border is None else border, position
+
+    def __init__(self, state: State, form: Form | None = None) -> None:
+        self.form = form = form or form_of(state)
+        found = shares(state, form.roles)
+        last = form.quiet if form.quiet is not None else {share.name for share in found if share.is_frozen}
+        self.shares = sorted(found, key=lambda each: (each.name in last, -each.member.itemsize, each.name, each.box))
+        self.header, self.shared = segment_header(self.shares), shared_digest(state)
+        self.size = len(self.header)
+        for share in self.shares:
+            share.offset = self.size
+            self.size += share.bytes
+        self.border = next((share.offset for share in self.shares if share.name in last), self.size)
+        counts = self._counts = [len(chunks(share.box, share.dtype, 0)) for share in self.shares]
+        self.share_of = np.repeat(np.arange(len(counts)), counts)
+        """By chunk."""
+
+    @property
+    def chunks(self) -> int:
+        return len(self.share_of)
+
+    def tensors(self, state: State) -> list[Any]:
+        """This rank's part of the tensor of each share, in a state of this form."""
+        return [state.units[share.unit].members[share.member.key].local for share in self.shares]
+
+    @cached_property
+    def _table(self) -> Table:
+        """The copies of all chunks, as if every tensor and the arena began at 0."""
+        return table_of(copy for share in self.shares for copy in copies(share))
+
+    def table(self, addresses: Sequence[int], arena: int) -> Table:
+        """The copies of all chunks into an arena, in its order; `addresses` are where the shares' tensors begin."""
+        sources = np.array(addresses, "<i8")[self.share_of]
+        return self._table.moved(np.repeat(sources, self._table.counts), arena)
+
+    @cached_property
+    def at_once(self) -> NDArray[np.bool_]:
+        """The chunks that may change before the fence, so they are copied before `save` returns: of buffers and the
+        like, and of parameters that no optimizer here steps (an average of weights), unless they seldom change."""
+        quiet = self.form.quiet or ()
+        now = [s.member.role in AT_ONCE or not (s.is_trained or s.name in quiet) for s in self.shares]
+        return np.array(now, bool)[self.share_of]
+
+    @cached_property
+    def doubtful(self) -> NDArray[np.bool_]:
+        """The chunks that no fence protects."""
+        return np.array([not share.is_trained for share in self.shares], bool)[self.share_of]
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Where in the arena each chunk begins."""
+        return self._table.rows[np.cumsum(self._table.counts) - self._table.counts, 1]
+
+    def named(self, chunk: int) -> str:
+        share = self.shares[int(self.share_of[chunk])]
+        return f"{share.name}{share.box}"
+
+    def entries(self, sums: NDArray[np.uint64], file: str) -> list[Entry]:
+        """How the index speaks of all shares; `sums` are those of all chunks."""
+        text = sums.astype(">u8").tobytes().hex()
+        texts = [text[at : at + SUMS_DIGITS] for at in range(0, len(text), SUMS_DIGITS)]
+        found: list[Entry] = []
+        position = 0
+        for share, count in zip(self.shares, self._counts, strict=True):
+            found.append(entry(share, texts[position : position + count], file))
+            position += count
+        return found
 
 
 def segment_header(order: Sequence[Share] | Sequence[Entry], room: int = 0) -> bytes:
@@ -112,19 +220,15 @@ def segment_header(order: Sequence[Share] | Sequence[Entry], room: int = 0) -> b
     return header(pieces, {"format": "pt", "argosy": "1"}, room)
 
 
-def copies(share: Share, address: int, arena: int) -> list[Copy]:
-    """The copies of a share, chunk by chunk, from `address` (the rank's memory) into the arena."""
+def copies(share: Share) -> list[Copy]:
+    """The copies of a share, chunk by chunk, as if its tensor and the arena began at 0."""
     member, piece = share.member, share.piece
     size = member.itemsize
     found: list[Copy] = []
     for box, offset in chunks(share.box, member.dtype, share.offset):
-        if box is piece.box:  # All of it at once, as most are.
-            source = Spot(address + piece.offset * size, piece.strides)
-            found.append(Copy(box, member.shape, size, source, Spot(arena + offset, strides_of(box.shape))))
-            continue
         inside = [a - b for a, b in zip(box.start, piece.box.start, strict=True)]
-        source = spot(address + piece.offset * size, size, piece.strides, inside)
-        found.append(Copy(box, member.shape, size, source, Spot(arena + offset, strides_of(box.shape))))
+        source = spot(piece.offset * size, size, piece.strides, inside)
+        found.append(Copy(box, member.shape, size, source, Spot(offset, strides_of(box.shape))))
     return found
 
 
@@ -176,21 +280,16 @@ class Habits:
     """Which tensors seldom change, learnt from save to save: they come last in the arena, and are often not written."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], list[str]] = {}
-        self._quiet: set[str] | None = None
-
-    def quiet(self, found: Collection[Share]) -> set[str]:
-        """The tensors that will probably not have changed since the last save."""
-        if self._quiet is not None:
-            return self._quiet
-        return {share.name for share in found if share.member.role in ("parameter", "buffer") and not share.has_moments}
+        self._sums: dict[tuple[str, Box], list[str]] = {}
+        self.quiet: set[str] | None = None
+        """The tensors that will probably not have changed since the last save; None: nobody knows yet."""
 
     def learn(self, entries: Collection[Entry]) -> None:
         """Compare a save with the one before it."""
-        now = {(each.name, str(each.box)): each.sums for each in entries if each.bytes}
+        now = {(each.name, each.box): each.sums for each in entries if each.sums}
         if self._sums:
             changed = {key[0] for key, sums in now.items() if self._sums.get(key) != sums}
-            self._quiet = {key[0] for key in now} - changed
+            self.quiet = {key[0] for key in now} - changed
         self._sums = now
 
 

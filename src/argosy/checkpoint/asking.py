@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from argosy.checkpoint.retention import Keep
+from argosy.checkpoint.retention import Cadence, Keep
 from argosy.core import ConfigError
 
 STEP_MAX = 10**12 - 1
@@ -72,3 +72,14 @@ def checked_keep(keep: Any) -> tuple[Keep, ...]:
             names = ", ".join(kind.__name__ for kind in kinds)
             raise ConfigError(f"keep= is a list of {names}: {keep!r}", hint="keep=[KeepLast(3)], for example")
     return known  # pyright: ignore[reportUnknownVariableType]
+
+
+def checked_cadence(cadence: Any) -> Cadence:
+    """How often saves are due; every 500 steps if nobody says.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if cadence is not None and not isinstance(cadence, Cadence):
+        raise ConfigError(f"cadence= is a Cadence: {cadence!r}", hint="Cadence(every_steps=500), for example")
+    return cadence or Cadence(every_steps=500)

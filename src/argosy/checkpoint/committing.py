@@ -1,6 +1,7 @@
 """Perform the commit of one rank: its segment and index, then on rank 0 the root when all ranks are there."""
 
 import errno
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from argosy.checkpoint.format import (
     Entry,
     Root,
     StepNotFound,
+    Unreadable,
     era_of,
     seal,
     step_of,
@@ -46,10 +48,15 @@ from argosy.checkpoint.owner import read as read_owner
 from argosy.checkpoint.reading import roots
 from argosy.checkpoint.retention import Keep, choose_kept, needed_by
 from argosy.checkpoint.stores import Store, open_store
-from argosy.core import ArgosyError, DeadlinePassed, PeerLost
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.transfer import Box
 
 RETRY_AFTER_S = (0.2, 1.0, 5.0)
 RANKS_TIMEOUT_S = 600.0
+SAY_S = 20.0
+"""Who waits so long for another rank says so."""
+CROSSING_S = 2.0
+"""How often who waits for another rank looks whether that one saves something else."""
 PINS = "pins.json"
 
 
@@ -77,7 +84,8 @@ class Chosen(NamedTuple):
         """The entries, those of this step in the file that this attempt writes."""
         own = f"{directory}/"
         return [
-            msgspec.structs.replace(each, file=path) if each.file.startswith(own) else each for each in self.entries
+            msgspec.structs.replace(each, file=path) if each.file != path and each.file.startswith(own) else each
+            for each in self.entries
         ]
 
 
@@ -87,13 +95,14 @@ class Committer:
     owner: Owner | None = None
     retry_after_s: Sequence[float] = RETRY_AFTER_S
     ranks_timeout_s: float = RANKS_TIMEOUT_S
+    say_after_s: float = SAY_S
     before: Callable[[Operation], None] | None = None
     """Called before each operation; whatever it raises is what the disk would."""
 
     def __init__(self, store: Store, rank: int, size: int, keep: tuple[Keep, ...], say: Callable[[str], None]) -> None:
         self.store, self.rank, self.size, self.keep, self.say = store, rank, size, keep, say
-        self._previous: dict[tuple[str, str], Entry] = {}
-        self._pending = self._committed = ""
+        self._previous: dict[tuple[str, Box], Entry] = {}
+        self._pending = self._committed = self._untidy = ""
 
     def commit(self, draft: Draft, arena: memoryview, filling: Filling | None = None) -> None:
         """Make a snapshot durable; its writing begins while it is still being copied, if it is (`filling`).
@@ -129,7 +138,7 @@ class Committer:
         else:
             self._await_root(draft)
         self._pending, self._committed = "", draft.name
-        self._previous = {(each.name, str(each.box)): each for each in chosen[0].named(draft.name, path)}
+        self._previous = {(each.name, each.box): each for each in chosen[0].named(draft.name, path)}
 
     def _operations(
         self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, chosen: "list[Chosen]"
@@ -165,11 +174,11 @@ class Committer:
         tail = [each for each in draft.entries if each.offset >= draft.border and each.bytes]
         known: dict[int, Entry] = {}
         for each in tail:
-            old = self._previous.get((each.name, str(each.box)))
+            old = self._previous.get((each.name, each.box))
             if old is None or (old.sums, old.dtype, old.shape) != (each.sums, each.dtype, each.shape):
                 break
             known[id(each)] = old
-        if len(known) < len(tail) or not self._are_there({each.file for each in known.values()}):
+        if not tail or len(known) < len(tail) or not self._are_there(known.values()):
             return Chosen(draft.entries, draft.bytes if any(entry.bytes for entry in draft.entries) else 0)
         head = sorted((each for each in draft.entries if id(each) not in known), key=lambda each: each.offset)
         text = segment_header(head, draft.room)
@@ -177,16 +186,19 @@ class Committer:
         entries = [known.get(id(each), each) for each in draft.entries]
         return Chosen(entries, draft.border if any(each.bytes for each in head) else 0)
 
-    def _are_there(self, older: Iterable[str]) -> bool:
-        """Whether nobody removed the files that would be referred to."""
+    def _are_there(self, older: Iterable[Entry]) -> bool:
+        """Whether nobody removed or shortened the files that would be referred to."""
+        ends: dict[str, int] = {}
+        for each in older:
+            ends[each.file] = max(ends.get(each.file, 0), each.offset + each.bytes)
         try:
-            return all(self.store.files.size(file) for file in older)
+            return all(self.store.files.size(file) >= end for file, end in ends.items())
         except OSError:
             return False
 
     def _write_root(self, draft: Draft) -> None:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]
-        indexes = [(path, self._await(draft, path)) for path in paths]
+        indexes = [(path, self._await_sound(draft, path)) for path in paths]
         self._hold()
         root = Root(
             step=draft.step,
@@ -215,9 +227,17 @@ class Committer:
         path = f"{draft.name}/{ROOT}"
         unseal(self._await(draft, path), path)
 
+    def _await_sound(self, draft: Draft, path: str) -> bytes:
+        """Wait for an index. From a store it is read until two readings agree: the root will vouch for it."""
+        data = self._await(draft, path)
+        while not hasattr(self.store.files, "descriptor") and data != (again := self._await(draft, path)):
+            data = again
+        return data
+
     def _await(self, draft: Draft, path: str) -> bytes:
         """Wait for a file that another rank makes."""
-        deadline = time.monotonic() + self.ranks_timeout_s
+        begun = time.monotonic()
+        deadline, look_at, say_at = begun + self.ranks_timeout_s, begun + CROSSING_S, begun + self.say_after_s
         pause = 0.001
         while True:
             with suppress(FileNotFoundError):
@@ -226,14 +246,35 @@ class Committer:
             for name in names:
                 if name.endswith(".failed"):
                     reason = self.store.files.read(f"{draft.name}/{name}").decode()
-                    raise PeerLost(name.removesuffix(".failed").replace("-", " "), reason)
+                    rank = int(name.removeprefix("rank-").removesuffix(".failed"))
+                    raise PeerLost(f"the part of rank {rank}", reason)
             if index_name(self.rank) not in names:  # What this rank wrote itself is gone: nobody waits for the rest.
                 where = f"{self.store.name}/{draft.name}"
                 raise FileNotFoundError(errno.ENOENT, "removed while it was written", where)
+            if time.monotonic() > look_at:
+                self._check_crossing(draft)
+                look_at += CROSSING_S
+            if time.monotonic() > say_at and self.rank == 0:
+                self.say(f"step {draft.step} waits for {path}, up to {self.ranks_timeout_s:g} s")
+                say_at = math.inf
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"waiting for {path}", self.ranks_timeout_s)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
+
+    def _check_crossing(self, draft: Draft) -> None:
+        """See to it that no rank saves another step as its save of the same number.
+
+        Raises:
+            ConfigError: one does.
+        """
+        number = draft.name.rpartition("-")[2]
+        for name in self.store.files.listdir("."):
+            if name != draft.name and step_of(name) is not None and name.endswith(f"-{number}"):
+                raise ConfigError(
+                    f"ranks save different steps: step {draft.step} here, step {step_of(name)} on another rank",
+                    hint="every rank saves the same steps, in the same order",
+                )
 
     def let_go(self) -> None:
         """A rank was replaced: nobody waits for its part of what is being committed."""
@@ -282,8 +323,10 @@ class Committer:
         try:
             operations, _ = plan_prune(self.store.files, self.keep, self._committed)
             self.store.perform(operations, None, self.before)
-        except OSError:
-            pass  # What could not be deleted now is deleted next time.
+        except (OSError, Unreadable) as error:
+            if str(error) != self._untidy:  # What could not be deleted now is deleted next time.
+                self.say(f"old steps of {self.store.name} stay: {error}")
+            self._untidy = str(error)
         except CorruptShard as error:
             self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")
 
@@ -303,13 +346,18 @@ def read_pins(files: Files) -> set[int]:
 
 
 def plan_prune(files: Files, keep: Sequence[Keep], committed: str = "") -> tuple[list[Operation], Mapping[str, str]]:
-    """What would be deleted, and what stays with its reason. A root that cannot be read is left alone.
+    """What would be deleted, and what stays with its reason. A root that is damaged is left alone.
 
     `committed` is the directory that was committed last: later ones of its session are under way.
+
+    Raises:
+        Unreadable: one cannot be read just now, so nobody knows what it needs.
     """
     valid: dict[str, Root] = {}
     unreadable: set[str] = set()
     for name, root in roots(files):
+        if isinstance(root, Unreadable):
+            raise root
         if isinstance(root, ArgosyError):
             unreadable.add(name)
         else:

@@ -1,9 +1,11 @@
-"""Read what torch.distributed.checkpoint wrote, unpickling nothing but its own description of tensors."""
+"""Write for torch.distributed.checkpoint, and read what it wrote, unpickling nothing but its description of tensors."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateImportUsage=false
 
 import io
 import pickle
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 
 from argosy.core import ConfigError
 
+DICTS = "$dicts"
+"""The value that says what DCP forgets, as it makes text of keys and leaves empty dicts out: (path, keys) of such."""
 _ALLOWED = {
     ("torch.distributed.checkpoint.metadata", None),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -35,6 +39,40 @@ class _Restricted(pickle.Unpickler):
         raise ConfigError(f"the metadata names something that is not a description of tensors: {module}.{name}")
 
 
+def write_dcp(content: Mapping[str, Any], target: Path) -> None:
+    """Write nested dicts into a directory; if DCP alone would not keep all of them, `$dicts` has the rest.
+
+    Raises:
+        ConfigError: two things would have one name, as DCP makes names of keys.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    if DICTS in content:
+        raise ConfigError(f"two things would be named {DICTS}", hint="export it as torch")
+    odd = list(_odd_dicts(content, ()))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # That there is one process is meant.
+            dcp.save({**content, DICTS: odd} if odd else dict(content), checkpoint_id=target, no_dist=True)
+    except dcp.CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        if isinstance(failure, ValueError):
+            raise ConfigError(f"DCP cannot hold it: {failure}", hint="export it as torch") from None
+        raise failure from None
+
+
+def _odd_dicts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], tuple[Any, ...]]]:
+    """Where DCP would not keep a dict, and the keys that it has. Tuples are kept whole, whatever is in them."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value) or not value:
+            yield path, tuple(value)
+        for key, inner in value.items():
+            yield from _odd_dicts(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _odd_dicts(inner, (*path, place))
+
+
 def reason_of(error: Exception) -> str:
     """What torch's unpickler complains of, without its advice."""
     text = str(error).strip() or type(error).__name__
@@ -55,17 +93,35 @@ def read_dcp(directory: Path) -> tuple[dict[str, Any], list[str]]:
         with path.open("rb") as file:
             metadata: Any = _Restricted(file).load()
         found, left = _read(directory, metadata)
+        return _nested(found, metadata.planner_data or {}), left
     except FileNotFoundError as error:
         raise ConfigError(f"{directory} is not whole: there is no {error.filename}") from None
     except (ConfigError, OSError):
         raise
     except Exception as error:  # Torn or foreign bytes make unpicklers raise anything.
         raise ConfigError(f"{directory} cannot be read as DCP: {reason_of(error)}") from None
-    paths: dict[str, Any] = metadata.planner_data or {}
+
+
+def _nested(found: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    """The dicts that DCP took apart, in the order that they had: files are filled in another one."""
     content: dict[str, Any] = {}
-    for name, value in found.items():
-        _put(content, paths.get(name, (name,)), value)
-    return content, left
+    for name in [*(each for each in paths if each in found), *(each for each in found if each not in paths)]:
+        _put(content, paths.get(name, (name,)), found[name])
+    for path, keys in sorted(content.pop(DICTS, ()), key=lambda each: -len(each[0])):  # Inner ones first.
+        if keys:
+            _rename(content, path, keys)
+        else:
+            _put(content, path, {})
+    return content
+
+
+def _rename(content: Any, path: Sequence[Any], keys: Sequence[Any]) -> None:
+    """Give the dict at `path` the keys of which DCP made text."""
+    for key in path:
+        content = content[key]
+    by_text = dict(content)
+    content.clear()
+    content.update((key, by_text[str(key)]) for key in keys)
 
 
 def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
@@ -94,6 +150,12 @@ def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
     for name, cells in filled.items():
         if cells < found[name].numel():
             raise ConfigError(f"{name} is not whole: {cells} of {found[name].numel()} cells")
+    stored = {index.fqn for index in metadata.storage_data}
+    for name, description in metadata.state_dict_metadata.items():
+        if name not in stored and getattr(description, "size", None) and description.size.numel() == 0:
+            found[name] = torch.empty(description.size, dtype=description.properties.dtype)
+        elif name not in stored:
+            raise ConfigError(f"{name} is not whole: no file has it")
     return found, left
 
 

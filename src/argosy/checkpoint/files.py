@@ -38,6 +38,11 @@ BATCH = 4 * WRITERS
 class Files(Protocol):
     """Where checkpoints can be read from; paths are relative, missing files raise FileNotFoundError."""
 
+    @property
+    def place(self) -> str:
+        """The same for all on a host who find the same files; empty: for nobody."""
+        ...
+
     def listdir(self, path: str) -> list[str]: ...
     def read(self, path: str) -> bytes: ...
     def size(self, path: str) -> int: ...
@@ -54,10 +59,19 @@ class LocalFiles:
         self._open: dict[str, int] = {}
         self._lock = Lock()
 
+    @property
+    def place(self) -> str:
+        found = self.directory.stat()
+        return f"{found.st_dev}:{found.st_ino}"
+
     def listdir(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(self.directory / path))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            if path == ".":  # Nobody knows what was here.
+                raise
             return []
 
     def read(self, path: str) -> bytes:

@@ -20,6 +20,7 @@ from argosy.transfer import (
     Renamed,
     Role,
     State,
+    UnalignedBlocks,
     Unit,
     checked_roles,
     full_name,
@@ -40,11 +41,19 @@ class Wish:
     partial: bool = False
     fresh: bool = False
     roles: Collection[Role] | None = None
+    requantize: bool = False
+    """Quantise values anew where they have other blocks here than they were stored with: that is not exact."""
     timeout_s: float = EXCHANGE_TIMEOUT_S
     """How long to wait for other ranks."""
 
     def __post_init__(self) -> None:
         checked_roles(self.roles)
+        timeout_s: Any = self.timeout_s
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise ConfigError(f"timeout_s is a number above 0: {timeout_s!r}")
+        remap: Any = self.remap
+        if remap is not None and not isinstance(remap, Remap):
+            raise ConfigError(f"remap= is a Remap of rules: {remap!r}", hint="Remap((SplitUp(...), ...))")
         rename: Any = self.rename
         if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
             raise ConfigError(f"rename= is a dict or a function of names: {type(rename).__name__}")
@@ -66,76 +75,102 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
     Raises:
         ConfigError: names, shapes or dtypes do not fit.
     """
-    stored = stored_state(found)
-    names = _new_names(stored, wish.rename)
-    entries = [_under_name(entry, names) for entry in found.entries]
-    renamed = tied(_chosen(_renamed(stored, names), live, wish), entries, live)
+    stored, entries = stored_state(found), found.entries
+    renamed = stored
+    if wish.rename is not None:
+        names = _new_names(stored, wish.rename)
+        entries = [_under_name(entry, names) for entry in entries]
+        renamed = _renamed(stored, names)
+    renamed = tied(_chosen(renamed, live, wish), entries, live)
     remap = untying(renamed, live, wish.remap)
     mapped, made = (renamed, {}) if remap is None else remapped_state(renamed, remap)
     assert live.adopt is not None
     adoption = live.adopt(mapped)
-    _check(adoption, live, wish)
+    _check(adoption, live, wish, _missing(adoption, stored, live))
     targets = adoption.targets if remap is None else _seen(renamed, made, adoption.targets)
     entries = [entry for entry in entries if entry.name in targets]
     return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
 
 
-def _check(adoption: Adoption, live: State, wish: Wish) -> None:
+def _missing(adoption: Adoption, stored: State, live: State) -> list[str]:
+    """What is here and was not stored. A rank that was not there then keeps what is its own, as a generator."""
+    if not adoption.kept:
+        return []
+    own = f"rank{live.rank}/"
+    of_others = {name.partition("/")[2] for name, unit in stored.units.items() if _is_local(unit)}
+    return [name for name in adoption.kept if not (name.startswith(own) and name.removeprefix(own) in of_others)]
+
+
+def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> None:
     """Refuse what would leave live state as it was, or begin moments anew, without having been asked."""
     if not wish.partial and wish.roles is None:
         if adoption.unused:
-            raise ConfigError(f"no place for stored {_some(adoption.unused)}", hint="rename them, or pass partial=True")
-        if adoption.kept:
-            raise ConfigError(f"not stored: {_some(adoption.kept)}", hint="pass partial=True to leave them as they are")
+            raise ConfigError(f"no place for stored {some(adoption.unused)}", hint="rename them, or pass partial=True")
+        if missing:
+            raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
     elif live.units and not adoption.targets:
         raise ConfigError(
-            f"nothing that is stored has a place here: not {_some(adoption.unused) or 'any tensor'}",
+            f"nothing that is stored has a place here: not {some(adoption.unused) or 'any tensor'}",
             hint="rename them, or ask for other roles",
+        )
+    if adoption.requantised and not wish.requantize:
+        raise UnalignedBlocks(
+            f"stored in other blocks than are here: {some(adoption.requantised)}",
+            hint="choose ranks or shard sizes that are multiples of the block, or pass requantize=True: not exact",
         )
     if adoption.bare and not wish.fresh:
         raise ConfigError(
-            f"stored without moments, which the optimizer here would begin anew: {_some(adoption.bare)}",
+            f"stored without moments, which the optimizer here would begin anew: {some(adoption.bare)}",
             hint="pass fresh=True if that is meant",
         )
 
 
 def _chosen(renamed: State, live: State, wish: Wish) -> State:
     """Without what other ranks kept for themselves, and of the wanted roles."""
-    has_moments = any(member.role == "moment" for _, _, member in renamed.members())
     units = {name: unit for name, unit in renamed.units.items() if not _is_foreign(unit, live)}
     if wish.roles is not None:
-        if not wish.fresh and "parameter" in wish.roles and "moment" not in wish.roles and has_moments:
+        is_bare = not wish.fresh and "parameter" in wish.roles and "moment" not in wish.roles
+        if is_bare and any(True for _ in renamed.members({"moment"})):
             raise ConfigError(
                 "parameters would be restored without their moments", hint="pass fresh=True if that is meant"
             )
-        for unit in units.values():
-            unit.members = {k: m for k, m in unit.members.items() if m.role in wish.roles}
+        units = {name: _of_roles(unit, wish.roles) for name, unit in units.items()}
         units = {name: unit for name, unit in units.items() if unit.members}
     return State(units=units, values=renamed.values)
 
 
+def _of_roles(unit: Unit, roles: Collection[Role]) -> Unit:
+    members = {key: member for key, member in unit.members.items() if member.role in roles}
+    options = unit.options
+    if "moment" not in roles:  # The optimizer here begins anew, as it was made.
+        options = {key: value for key, value in options.items() if key == "optimizer"}
+    return Unit(unit.name, members, options, unit.aliases)
+
+
 def _is_foreign(unit: Unit, live: State) -> bool:
-    return any(m.role == "local" for m in unit.members.values()) and not unit.name.startswith(f"rank{live.rank}/")
+    return _is_local(unit) and not unit.name.startswith(f"rank{live.rank}/")
 
 
-def _some(names: list[str]) -> str:
+def _is_local(unit: Unit) -> bool:
+    return "local" in [member.role for member in unit.members.values()]
+
+
+def some(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
-def _new_names(stored: State, rename: Rename | None) -> dict[str, str]:
+def _new_names(stored: State, rename: Rename) -> dict[str, str]:
     """Stored units' names and those that they have here."""
 
     def new(name: str) -> str:
-        return name if rename is None else rename(name) if callable(rename) else rename.get(name, name)
+        return rename(name) if callable(rename) else rename.get(name, name)
 
     aliases = [alias for unit in stored.units.values() for alias in unit.aliases]
     names = {name: new(name) for name in (*stored.units, *aliases)}
-    unknown = [] if rename is None or callable(rename) else sorted(set(rename) - set(names))
+    unknown = [] if callable(rename) else sorted(set(rename) - set(names))
     if unknown:
-        raise ConfigError(
-            f"rename= names what is not stored: {_some(unknown)}", hint=f"stored are {_some(list(names))}"
-        )
+        raise ConfigError(f"rename= names what is not stored: {some(unknown)}", hint=f"stored are {some(list(names))}")
     if len({names[name] for name in stored.units}) != len(stored.units):
         raise ConfigError("rename= gives two stored tensors the same name")
     return names

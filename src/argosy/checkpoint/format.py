@@ -13,6 +13,8 @@ F3  A run that went back to an older step begins an era (`step-000000001000.1-â€
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
 from typing import TypeVar
 
 import msgspec
@@ -24,8 +26,10 @@ T = TypeVar("T")
 FORMAT = 1
 BLOCK = 4096
 ROOT = "root.json"
+NO_FILE = "no such file"
 NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError)
 """What decoding raises where a flipped bit made it no JSON, or no text at all."""
+_FORMAT = re.compile(rb'\{"format":(\d{1,9}),')
 _NAME = re.compile(r"step-(\d{12})(?:\.(\d+))?-([0-9a-f]+)")
 
 
@@ -37,11 +41,17 @@ class CorruptShard(ArgosyError):
         self.path, self.what, self.expected, self.actual = path, what, expected, actual
 
     def __str__(self) -> str:
+        if self.actual == NO_FILE:
+            return f"{self.path} is missing: {self.what}: expected {self.expected}"
         return f"digest mismatch in {self.path}: {self.what}: expected {self.expected}, read {self.actual}"
 
 
 class StepNotFound(ArgosyError):
     """No such step was committed."""
+
+
+class Unreadable(ArgosyError):
+    """What is stored cannot be read, or none of it is whole: no reason to begin anew."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -63,7 +73,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def bytes(self) -> int:
-        return self.box.cells * DTYPES[self.dtype]
+        return bytes_of(self.box.shape, self.dtype)
 
     @property
     def label(self) -> str:
@@ -75,11 +85,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return chunks(self.box, self.dtype, self.offset)
 
 
+@lru_cache(1 << 14)
+def bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """The bytes of a box. There are few shapes, of which it is asked again and again."""
+    return prod(shape) * DTYPES[dtype]
+
+
 def chunks(box: Box, dtype: str, offset: int) -> list[tuple[Box, int]]:
     """Cut a contiguous box into chunks of at most 8 MiB, each with its offset."""
-    size = DTYPES[dtype]
-    if 0 < box.cells * size <= CHUNK_BYTES:
+    if 0 < bytes_of(box.shape, dtype) <= CHUNK_BYTES:
         return [(box, offset)]
+    size = DTYPES[dtype]
     found: list[tuple[Box, int]] = []
     for part in cut(box, CHUNK_BYTES // size):
         found.append((part, offset))
@@ -226,14 +242,19 @@ class _Versioned(msgspec.Struct):
 
 def _decode(data: bytes, type_: type[T], path: str) -> T:
     try:
-        written = msgspec.json.decode(data, type=_Versioned).format
-        if written > FORMAT:
+        if (written := _format_of(data)) > FORMAT:
             raise ConfigError(
                 f"{path} has format {written}, this version reads up to {FORMAT}", hint="upgrade Argosy to read it"
             )
         return msgspec.json.decode(data, type=type_)
     except NO_JSON as error:
         raise CorruptShard(path, "its form", type_.__name__, str(error)) from error
+
+
+def _format_of(data: bytes) -> int:
+    """Which comes first, so that a long text need not be read for it."""
+    found = _FORMAT.match(data)
+    return int(found[1]) if found else msgspec.json.decode(data, type=_Versioned).format
 
 
 def sums_text(sums: Sums) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from argosy import fabric
 from argosy.core import ConfigError, DeadlinePassed
-from argosy.transfer import Adoption, Member, State, Unit, replicated
+from argosy.transfer import Adoption, Member, State, Unit, replicated, why_fixed
 
 _NUMPY = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8",
@@ -93,12 +93,15 @@ def describe_arrays(arrays: Mapping[str, Any]) -> State:
         member = Member("value", "buffer", _NAMES[array.dtype], replicated(tuple(array.shape)), array)
         state.units[name] = Unit(name, {"value": member})
 
+    have = {name: unit.members["value"] for name, unit in state.units.items()}
+
     def adopt(stored: State) -> Adoption:
-        have = {name: unit.members["value"] for name, unit in state.units.items()}
         wanted = {name: member for name, _, member in stored.members()}
         for name in set(have) & set(wanted):
             if (have[name].dtype, have[name].shape) != (wanted[name].dtype, wanted[name].shape):
                 raise ConfigError(f"{name} is {wanted[name].dtype}{list(wanted[name].shape)}, not what is here")
+            if (why := why_fixed(have[name].local)) is not None:
+                raise ConfigError(f"{name} cannot be restored into: {why}", hint="restore into a copy of it")
         targets = {name: have[name] for name in set(have) & set(wanted)}
         kept, unused = sorted(set(have) - set(wanted)), sorted(set(wanted) - set(have))
         return Adoption(targets, lambda: None, kept, unused)
@@ -121,14 +124,10 @@ def new_tensor(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def landing(local: Any) -> tuple[Any, Callable[[], None]]:
-    """Contiguous CPU memory for a tensor's bytes, its own where it can be, and what makes them the tensor's."""
+    """Plain memory for the bytes of a tensor that is not, and what makes them the tensor's."""
     if not hasattr(local, "data_ptr"):
-        if local.flags.c_contiguous:
-            return local, lambda: None
         buffer = np.ascontiguousarray(local)
         return buffer, lambda: np.copyto(local, buffer)
-    if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg():
-        return local, lambda: None
     import torch
 
     buffer = torch.empty(local.shape, dtype=local.dtype)
@@ -142,13 +141,18 @@ def landing(local: Any) -> tuple[Any, Callable[[], None]]:
     return buffer, finish
 
 
+def is_in_group() -> bool:
+    """Whether torch.distributed is initialised."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
 def place() -> tuple[int, int]:
     """(rank, size): torch.distributed's if it is initialised, else the launcher's."""
-    if "torch" in sys.modules:
+    if is_in_group():
         import torch.distributed as dist
 
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
+        return dist.get_rank(), dist.get_world_size()
     found = fabric.here()
     return found.rank.index, found.size
 
@@ -212,16 +216,19 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
     keys = [f"argosy/checkpoint/{_series}{_rounds}/{rank}" for rank in range(size)]
     store.set(keys[dist.get_rank()], msgspec.json.encode(answer))
     deadline, pause_s = time.monotonic() + timeout_s, 0.0005
-    while not store.check(keys):
-        _look_for_the_lost(dist.group.WORLD)
-        if time.monotonic() > deadline:
-            late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            # As if it had not been asked: who comes later finds no old answer.
-            store.delete_key(keys[dist.get_rank()])
-            _rounds -= 1
-            raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LOOK_S)
+    try:
+        while not store.check(keys):
+            _look_for_the_lost(dist.group.WORLD)
+            if time.monotonic() > deadline:
+                late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+                raise DeadlinePassed(f"waiting for rank {', '.join(late[:8])}", timeout_s)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S)
+    except (DeadlinePassed, KeyboardInterrupt):
+        # As if it had not been asked: who comes later finds no old answer.
+        store.delete_key(keys[dist.get_rank()])
+        _rounds -= 1
+        raise
     return [msgspec.json.decode(store.get(key), type=Answer) for key in keys]
 
 

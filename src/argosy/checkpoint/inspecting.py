@@ -10,12 +10,12 @@ from argosy.checkpoint.arranging import segment_header
 from argosy.checkpoint.committing import read_pins
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
-from argosy.checkpoint.reading import Step, all_chunks, find_step, open_step, roots
+from argosy.checkpoint.reading import ELSEWHERE, Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.restoring import restore
 from argosy.checkpoint.stores import open_files
 from argosy.checkpoint.verifying import Reading
 from argosy.core import ArgosyError
-from argosy.transfer import add, finish
+from argosy.transfer import Value, add, finish, holds_values
 
 
 class StepInfo(msgspec.Struct, kw_only=True):
@@ -74,7 +74,7 @@ class TensorInfo(msgspec.Struct, kw_only=True):
 
 def opened(path: str | Path, step: int | None) -> Step:
     """A step, by its number or the newest that can be opened."""
-    return next(find_step(open_files(path)[0], step))
+    return next(find_step(open_files(path)[0], step, str(path)))
 
 
 def tensors(step: Step) -> dict[str, TensorInfo]:
@@ -99,6 +99,11 @@ def tensors(step: Step) -> dict[str, TensorInfo]:
     return found
 
 
+def plain_values(step: Step) -> dict[str, Value]:
+    """What a step has besides tensors, as it is stored."""
+    return {name: value for name, value in step.values.items() if holds_values(value)}
+
+
 def verify(path: str | Path, step: int | None, progress: Callable[[int], None] = lambda _: None) -> Iterator[str]:
     """Read every byte of a step (None: of all steps), and yield what is wrong; `progress` is told bytes done."""
     files, _ = open_files(path)
@@ -116,7 +121,8 @@ def verify(path: str | Path, step: int | None, progress: Callable[[int], None] =
             continue
         yield from _verify_step(files, chosen, progress)
     if not seen:
-        raise StepNotFound("no step was committed here" if step is None else f"step {step} was not committed here")
+        what = "no step was committed" if step is None else f"step {step} was not committed"
+        raise StepNotFound(f"{what} in {path}", hint=ELSEWHERE if step is None else "`argosy ckpt ls` lists them")
 
 
 def _verify_step(files: Files, step: Step, progress: Callable[[int], None]) -> Iterator[str]:
@@ -144,6 +150,8 @@ def _header_faults(files: Files, step: Step) -> Iterator[tuple[str, str]]:
         if entry.file.startswith(f"{step.name}/"):
             written.setdefault(entry.file, []).append(entry)
     for file, entries in written.items():
+        if not any(entry.bytes for entry in entries):
+            continue  # It has none, as nothing was to be written.
         entries.sort(key=lambda entry: entry.offset)
         wanted = segment_header(entries, entries[0].offset)
         buffer = aligned(len(wanted))

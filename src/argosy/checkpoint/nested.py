@@ -7,19 +7,36 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
+from argosy.checkpoint.numbering import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
 from argosy.checkpoint.reading import Step
 from argosy.core import ConfigError
-from argosy.transfer import Member, State, Unit, describe, replicated, role_of, torch_dtypes
+from argosy.transfer import (
+    BLOCKS_NOTE,
+    NOTES,
+    Member,
+    State,
+    Unit,
+    describe,
+    grown,
+    references,
+    replicated,
+    role_of,
+    torch_dtypes,
+)
 
 MODELS = ("model", "state_dict")
 """What people call the weights; they are named as a module alone names them, without a prefix."""
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+NUMBERED = (
+    "{0}: its state goes by numbers, and the file does not say of which parameters, so it is kept as it is and no "
+    "optimizer can be restored from it; if it was made of model.parameters(), import it again with --in-order"
+)
+LISTED = "{0}: its state has tensors in lists or dicts, so it is kept as it is and no optimizer can be restored from it"
 NAMES = {dtype: name for name, dtype in torch_dtypes.items()}
 _LOCAL = re.compile(r"rank\d+/")
 _GONE = object()
@@ -32,7 +49,7 @@ def nested(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: two of them have the same name.
     """
     found = {"model": weights} if (weights := of_modules(step, tensors)) else {}
-    rest = {name: _grown(value, tensors) for name, value in step.values.items()}
+    rest = {name: grown(value, tensors.__getitem__) for name, value in step.values.items()}
     for part in (_optimizers(step, tensors), rest):
         for name in part:
             if name in found:
@@ -43,44 +60,9 @@ def nested(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_modules(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters and buffers of modules, in their order: no moments, nothing that was saved beside them."""
-    loose = set(_references(step.values))
+    loose = set(references(step.values))
     names = [name for unit, info in step.units.items() for name in (unit, *info.aliases)]
     return {name: tensors[name] for name in names if name in tensors and name not in loose}
-
-
-def holds_values(value: Any) -> bool:
-    """Whether there is anything but tensors in it."""
-    if isinstance(value, dict):
-        return "$tensor" not in value and any(map(holds_values, value.values()))
-    return any(map(holds_values, value)) if isinstance(value, list) else True
-
-
-def _references(value: Any) -> Iterator[str]:
-    """The names of the tensors that values refer to."""
-    if isinstance(value, dict):
-        if "$tensor" in value:
-            yield value["$tensor"]
-        for inner in value.values():
-            yield from _references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _references(inner)
-
-
-def _grown(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """A value as it was before it was written down as JSON."""
-    if isinstance(value, list):
-        return [_grown(inner, tensors) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if "$tensor" in value:
-        return tensors[value["$tensor"]]
-    if "$float" in value:
-        return float(value["$float"])
-    if "$tuple" in value:
-        return tuple(_grown(inner, tensors) for inner in value["$tuple"])
-    items = value["$items"] if "$items" in value else value.items()
-    return {key: _grown(inner, tensors) for key, inner in items}
 
 
 def _optimizers(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,8 +74,10 @@ def _optimizers(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
             kept.setdefault(unit, {})[key] = tensor
     found: dict[str, Any] = {}
     for name, info in step.units.items():
-        options = _grown(dict(info.options), tensors)
+        options = grown(dict(info.options), tensors.__getitem__)
         own = kept.get(name, {}) | options.pop("state", {})
+        options.pop("class", None)  # Others' formats have no place for it.
+        own |= {key: options.pop(key) for key in list(options) if key in NOTES}  # They differ, in one group too.
         if not own and not options:
             continue
         one = found.setdefault(options.pop("optimizer", "optimizer"), {"state": {}, "param_groups": []})
@@ -108,18 +92,35 @@ def _optimizers(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def state_of(content: Any) -> tuple[State, list[str]]:
-    """A state of nested dicts, and the names of what it cannot hold, each with its type.
+def state_of(content: Any, *, in_order: bool = False) -> tuple[State, list[str]]:
+    """A state of nested dicts, and what is to be said of it: what was left out, and what others cannot use.
 
     What is named `model`, or is nothing but tensors, counts as a module's; an optimizer's state goes with its
-    parameters where it names them, and is kept as it is where it only counts them.
+    parameters where it names them, and is kept as it is where it only counts them, unless `in_order` says that its
+    numbers are those of `model.parameters()`.
+
+    Raises:
+        ConfigError: two tensors would have one name, or an optimizer's state does not fit the parameters `in_order`.
     """
     left: list[str] = []
     if not isinstance(content, Mapping):
         content = dict(enumerate(content)) if isinstance(content, list | tuple) else {"value": content}
-    rest: dict[str, Any] = {str(key): value for key, value in _kept(content, "", left).items()}
+    rest: dict[str, Any] = {}
+    for key, value in _kept(content, "", left).items():
+        if str(key) in rest:
+            raise ConfigError(f"two things would be named {key}, as a key of text and as another one")
+        rest[str(key)] = value
     modules = _taken_modules(rest)
+    notes = [f"left out {each}" for each in left]
+    for name in [each for each in rest if is_numbered(rest[each])]:
+        if (known := names_of(name, rest[name], modules, in_order=in_order)) is not None:
+            rest[name] = by_names(rest[name], known)
+        else:
+            notes.append(NUMBERED.format(name))
     optimizers = {name: value for name, value in rest.items() if _names_parameters(value, modules)}
+    for name in [each for each in optimizers if not _is_flat(optimizers[each])]:
+        del optimizers[name]
+        notes.append(LISTED.format(name))
     state = describe(others={name: value for name, value in rest.items() if name not in optimizers}, ranks=(0, 1))
     for unit in state.units.values():
         if _LOCAL.match(unit.name):  # A generator: whoever restores has one of its own for each rank.
@@ -127,28 +128,40 @@ def state_of(content: Any) -> tuple[State, list[str]]:
     _add_modules(state, modules)
     for title, one in optimizers.items():
         _add_optimizer(state, title, one)
-    return state, left
+    return state, notes
 
 
-def _kept(value: Any, name: str, left: list[str]) -> Any:
-    """The same without what no checkpoint can hold."""
+def _kept(value: Any, name: str, left: list[str], around: tuple[int, ...] = ()) -> Any:
+    """The same without what no checkpoint can hold; `around` are the containers that it is in."""
+    inside = (*around, id(value))
+    if id(value) in around:
+        left.append(f"{name} (it contains itself)")
+        return _GONE
     if isinstance(value, torch.Tensor):
         if value.dtype in NAMES and value.layout == torch.strided:
             return value.detach()
         left.append(f"{name} ({str(value.dtype).removeprefix('torch.')}, {value.layout})")
         return _GONE
     if isinstance(value, Mapping):
-        inner = {key: _kept(each, f"{name}.{key}" if name else str(key), left) for key, each in value.items()}
+        before = f"{name}." if name else ""
+        left += [f"{before}{key} (its key is a {type(key).__name__})" for key in value if not _is_key(key)]
+        plain = {key: each for key, each in value.items() if _is_key(key)}
+        inner = {key: _kept(each, f"{before}{key}", left, inside) for key, each in plain.items()}
         return {key: each for key, each in inner.items() if each is not _GONE}
     if isinstance(value, list | tuple):
-        parts = [_kept(each, f"{name}.{i}" if name else str(i), left) for i, each in enumerate(value)]
+        parts = [_kept(each, f"{name}.{i}" if name else str(i), left, inside) for i, each in enumerate(value)]
         parts = [None if each is _GONE else each for each in parts]
         return parts if isinstance(value, list) else tuple(parts)
-    is_small = not isinstance(value, int) or value.bit_length() < 64
+    is_small = not isinstance(value, int) or -(2**63) <= value < 2**64  # As `Saver.save` has it.
     if is_small and (value is None or isinstance(value, bool | int | float | str)):
         return value
     left.append(f"{name} ({type(value).__name__})")
     return _GONE
+
+
+def _is_key(key: Any) -> bool:
+    """Whether JSON can say it, be it as a pair with what it is the key of."""
+    return all(map(_is_key, key)) if isinstance(key, tuple) else key is None or isinstance(key, str | int | float)
 
 
 def _taken_modules(rest: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -171,19 +184,33 @@ def _taken_modules(rest: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(each, torch.Tensor) for each in value.values())
+    """Whether it is a dict of nothing but tensors; a module's names are text."""
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(isinstance(key, str) and isinstance(each, torch.Tensor) for key, each in value.items())
 
 
 def _names_parameters(value: Any, modules: Mapping[str, torch.Tensor]) -> bool:
     """Whether it is an optimizer's state by names of parameters, all of them known."""
     if not isinstance(value, dict) or set(value) - {"state", "param_groups"} or not value.get("param_groups"):
         return False
-    groups = value["param_groups"]
-    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+    groups, state = value["param_groups"], value.get("state", {})
+    if not are_groups(groups) or not is_by_parameter(state):
         return False
-    named = {name for group in groups for name in group["params"] if name in modules}
+    named = {name for group in groups for name in group["params"] if isinstance(name, str) and name in modules}
     count = sum(len(group["params"]) for group in groups)
-    return len(named) == count and set(value.get("state", {})) <= named
+    return len(named) == count and set(state) <= named
+
+
+def _is_flat(optimizer: Mapping[str, Any]) -> bool:
+    """Whether a unit has a place for each tensor of its state."""
+    values = [value for own in optimizer.get("state", {}).values() for value in own.values()]
+    return not any(_holds_tensors(value) for value in values if not isinstance(value, torch.Tensor))
+
+
+def _holds_tensors(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, torch.Tensor) or any(map(_holds_tensors, inside))
 
 
 def _member(key: str, role: Any, tensor: torch.Tensor, kind: Any = "same") -> Member:
@@ -208,17 +235,10 @@ def _add_modules(state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         whole = state.units.setdefault(unit, Unit(unit))
         if key:
             whole.members[key] = _of_optimizer(key, tensor, tensors.get(unit, tensor).shape)
-        elif _is_buffer(name, tensor):
+        elif is_buffer(name, tensor):
             whole.members["value"] = _member("value", "buffer", tensor)
         else:
             whole.members["parameter"] = _member("parameter", "parameter", tensor)
-
-
-def _is_buffer(name: str, tensor: torch.Tensor) -> bool:
-    """Files do not say it: by the names of BatchNorm's, and by integers that are no quantised weights."""
-    last = name.rpartition(".")[2]
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return last in BUFFERS or not (is_number or last in ("weight", "bias"))
 
 
 def _add_optimizer(state: State, title: str, one: Mapping[str, Any]) -> None:
@@ -232,8 +252,12 @@ def _add_optimizer(state: State, title: str, one: Mapping[str, Any]) -> None:
             for key, value in one.get("state", {}).get(name, {}).items():
                 if isinstance(value, torch.Tensor):
                     unit.members[key] = _of_optimizer(key, value, shape)
+                elif key in NOTES:
+                    unit.options[key] = _option(value)
                 else:
                     unit.options.setdefault("state", {})[key] = _option(value)
+            for key in unit.options.get(BLOCKS_NOTE, {}):
+                unit.members[key] = replace(unit.members[key], kind="blocked")
 
 
 def _option(value: Any) -> Any:

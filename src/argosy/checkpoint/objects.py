@@ -6,8 +6,12 @@ O2  The root is put only if it is not there: two writers of one step cannot both
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+import errno
+import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
+from threading import Event, Thread
 from typing import Any
 
 from argosy.checkpoint.files import Files
@@ -16,61 +20,130 @@ from argosy.checkpoint.operations import Create, Operation, Rename, Slice, Sync,
 from argosy.core import ConfigError
 
 READ_TRIES = 3
+RETRY_S = 12.0
+"""A request that fails is made again for so long, inside obstore, then the call fails; obstore's own is 3 minutes."""
+SLOW_S = 3.0
+"""A put that takes longer may be one that fails again and again: the store is asked for a word."""
+RETRY: dict[str, Any] = {
+    "max_retries": 100,
+    "retry_timeout": timedelta(seconds=RETRY_S),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+PART = 120
+NUMBERS: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+}
 
 
 @contextmanager
 def as_os_error(url: str) -> Generator[None, None, None]:
-    """Whatever the store complains of is an OSError to those who retry."""
+    """Whatever the store complains of is an OSError of one line to those who retry."""
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # One of obstore's, which has nothing but pages of text.
+        raise OSError(NUMBERS.get(type(error), errno.EIO), first_line(error), url) from None
     except Exception as error:
-        if type(error).__module__.startswith("obstore"):
-            raise OSError(5, f"the object store failed: {first_line(error)}", url) from error
-        raise
+        if not type(error).__module__.startswith("obstore"):
+            raise
+        number = errno.EEXIST if "AlreadyExists" in type(error).__name__ else errno.EIO
+        raise OSError(number, f"the object store failed: {first_line(error)}", url) from None
 
 
 def first_line(error: Exception) -> str:
-    """What obstore complains of, without the pages of debug text that follow."""
-    return str(error).partition("\n")[0][:200]
+    """What obstore complains of and the cause at its end, without the pages of debug text that follow."""
+    line = str(error).partition("\n")[0]
+    return line if len(line) <= 2 * PART else f"{line[:PART]} ... {line[-PART:]}"
 
 
-def again(url: str, call: Callable[[], Any]) -> Any:
-    """Read, and once more if the answer broke off: obstore tries refused requests again, but not half a body."""
-    for _ in range(READ_TRIES - 1):
-        with suppress(OSError), as_os_error(url):
+class Line:
+    """The way to a store, in two kinds: requests that are made again when they fail, and such that are not.
+
+    Behind one that failed for long enough none is made again until one succeeds: cleaning up must not take minutes.
+    """
+
+    def __init__(self, url: str) -> None:
+        from obstore.store import from_url
+
+        make: Any = from_url
+        self.url = url
+        # Options of the client would replace those in the environment; its own give up connecting after 5 s, 30 in all.
+        self.patient: Any = make(url, retry_config=RETRY)
+        self.once: Any = make(url, retry_config=RETRY | {"max_retries": 0})
+        self._is_down = False
+
+    def call(self, call: Callable[[Any], Any], store: Any = None) -> Any:
+        """Make a call with the store to use.
+
+        Raises:
+            OSError: what is wrong, in one line.
+        """
+        begun = time.monotonic()
+        try:
+            with as_os_error(self.url):
+                found = call(store or (self.once if self._is_down else self.patient))
+        except (FileNotFoundError, FileExistsError, PermissionError):
+            self._is_down = False
+            raise
+        except OSError:
+            self._is_down = self._is_down or time.monotonic() - begun > RETRY_S / 2
+            raise
+        self._is_down = False
+        return found
+
+    def read(self, call: Callable[[Any], Any]) -> Any:
+        """Read, and once more if the answer broke off: obstore tries refused requests again, but not half a body."""
+        for _ in range(READ_TRIES - 1):
             try:
-                return call()
+                return self.call(call)
             except FileNotFoundError:
-                break
-    with as_os_error(url):
-        return call()
+                raise
+            except OSError:
+                if self._is_down:
+                    raise
+        return self.call(call)
+
+    def fault(self) -> str:
+        """What is wrong with the store, if it does not answer at all."""
+        import obstore
+
+        try:
+            with as_os_error(self.url):
+                obstore.head(self.once, ROOT)
+        except (FileNotFoundError, PermissionError):
+            return ""
+        except OSError as error:
+            return str(error.strerror)
+        return ""
 
 
 class ObjectFiles:
     """Reads objects below a prefix."""
 
-    def __init__(self, store: Any, url: str) -> None:
-        self._store, self._url = store, url
+    def __init__(self, line: Line) -> None:
+        self._line, self.place = line, line.url
 
     def listdir(self, path: str) -> list[str]:
         import obstore
 
         prefix = None if path == "." else f"{path}/"
-        found = again(self._url, lambda: obstore.list_with_delimiter(self._store, prefix))
+        found = self._line.read(lambda store: obstore.list_with_delimiter(store, prefix))
         names = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in names)
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        return again(self._url, lambda: bytes(obstore.get(self._store, path).bytes()))
+        return self._line.read(lambda store: bytes(obstore.get(store, path).bytes()))
 
     def size(self, path: str) -> int:
         import obstore
 
-        return again(self._url, lambda: int(obstore.head(self._store, path)["size"]))
+        return self._line.read(lambda store: int(obstore.head(store, path)["size"]))
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         import obstore
@@ -78,7 +151,7 @@ class ObjectFiles:
         end = min(offset + len(buffer), self.size(path))
         if end <= offset:
             return 0
-        data = memoryview(again(self._url, lambda: obstore.get_range(self._store, path, start=offset, end=end)))
+        data = memoryview(self._line.read(lambda store: obstore.get_range(store, path, start=offset, end=end)))
         buffer[: len(data)] = data
         return len(data)
 
@@ -87,21 +160,21 @@ class ObjectStore:
     """An S3-like store. Credentials and endpoint come from the environment, as obstore reads them."""
 
     def __init__(self, url: str, folder: str) -> None:
+        self.name = f"{url.rstrip('/')}/{folder}"
+        self.say: Callable[[str], None] = lambda _: None
+        """Told while a put fails again and again."""
         try:
-            from obstore.store import from_url
+            self._line = Line(self.name)
         except ImportError:
             raise ConfigError(
                 f"an object store needs the obstore package: {url}", hint="pip install 'argosy[s3]'"
             ) from None
-        self.name = f"{url.rstrip('/')}/{folder}"
-        try:
-            self._store: Any = from_url(self.name)
         except Exception as error:
             raise ConfigError(
                 f"no object store can be opened by {url}: {first_line(error)}",
                 hint="s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, or a directory",
             ) from None
-        self.files: Files = ObjectFiles(self._store, self.name)
+        self.files: Files = ObjectFiles(self._line)
 
     def perform(
         self,
@@ -141,36 +214,51 @@ class ObjectStore:
         if length is not None:
             excess = sum(map(len, parts)) - length
             parts[-1] = parts[-1][: len(parts[-1]) - excess]
-        data = bytes(parts[0]) if len(parts) == 1 else iter([bytes(part) for part in parts])
-        is_root = path.endswith(f"/{ROOT}")
         import obstore
 
-        with as_os_error(self.name):
-            if is_root and isinstance(data, bytes):
-                obstore.put(self._store, path, data, mode="create", use_multipart=False)  # O2
+        with self._watched():
+            if path.endswith(f"/{ROOT}"):
+                data = b"".join(parts)
+                if not self.put(path, data, only_if_new=True) and self.files.read(path) != data:  # O2
+                    raise FileExistsError(17, "another writer was first", f"{self.name}/{path}")
             else:
-                obstore.put(self._store, path, data)
+                source: Any = parts[0] if len(parts) == 1 else iter(parts)  # From where they lie, uncopied.
+                self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
+
+    @contextmanager
+    def _watched(self) -> Generator[None, None, None]:
+        """Say it once if a call takes long and the store does not answer meanwhile."""
+        is_over = Event()
+
+        def watch() -> None:
+            while not is_over.wait(SLOW_S):
+                fault = self._line.fault()
+                if fault:
+                    if not is_over.is_set():
+                        self.say(f"{self.name}: {fault}; it is retried")
+                    return
+
+        Thread(target=watch, name="argosy-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
 
     def put(self, path: str, data: bytes, *, only_if_new: bool = False) -> bool:
         import obstore
 
+        mode = "create" if only_if_new else "overwrite"
         try:
-            with as_os_error(self.name):
-                mode = "create" if only_if_new else "overwrite"
-                obstore.put(self._store, path, data, mode=mode, use_multipart=False)
+            self._line.call(lambda store: obstore.put(store, path, data, mode=mode, use_multipart=False))
         except FileExistsError:
             return False
-        except OSError as error:
-            if only_if_new and "AlreadyExists" in type(error.__cause__).__name__:
-                return False
-            raise
         return True
+
+    def alone(self, timeout_s: float) -> AbstractContextManager[bool]:
+        return nullcontext(False)  # There are no locks.
 
     def delete(self, path: str) -> None:
         import obstore
 
-        with as_os_error(self.name):
-            try:
-                obstore.delete(self._store, path)
-            except FileNotFoundError:
-                return
+        with suppress(FileNotFoundError):
+            self._line.call(lambda store: obstore.delete(store, path))

@@ -1,8 +1,12 @@
 """One run writes to a directory of checkpoints: the owner is in a file that only one can make."""
 
+import gc
 import os
 import socket
+import time
 from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
 
 import msgspec
 import psutil
@@ -12,10 +16,28 @@ from argosy.checkpoint.stores import Store
 from argosy.core import ConfigError
 
 OWNER = "owner.json"
+GRACE_S = 1.0
+"""How long an owner may take to let go: a keeper whose last saver was closed tidies up first."""
+SETTLE_S = 0.25
+"""Who found a dead owner deletes its record within this time."""
+LEAVE_S = 600.0
+"""How long a new saver waits for the saves of one that was dropped."""
 
 
-_here: dict[str, tuple[int, str]] = {}
-"""The places that savers of this process write to: its pid, as a fork has them too, and where the saver was made."""
+@dataclass(slots=True)
+class Claim:
+    """A saver of this process, and the place that it writes to."""
+
+    place: str
+    site: str
+    """Where it was made."""
+    pid: int = field(default_factory=os.getpid)
+    """A fork has its parent's claims too."""
+    leaving: Thread | None = None
+    """It was dropped without `close`: this thread ends its saves, and lets go of the place."""
+
+
+_here: dict[str, Claim] = {}
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -31,24 +53,34 @@ class DirectoryInUse(ConfigError):
     """Another living run writes to this directory."""
 
 
-def claim(place: str, site: str) -> None:
-    """A saver of this process will write to a place.
+def claim(place: str, site: str) -> Claim:
+    """A saver of this process will write to a place. Waits for one that nobody has any more to end its saves.
 
     Raises:
         DirectoryInUse: another one does.
     """
-    pid, other = _here.get(place, (0, ""))
-    if pid == os.getpid():
+    if _other(place) is not None:
+        gc.collect()  # It may be garbage.
+    if (other := _other(place)) is not None and other.leaving is not None:
+        other.leaving.join(LEAVE_S)
+    if (other := _other(place)) is not None:
         raise DirectoryInUse(
-            f"a Saver of this process writes to {place} already: it was made at {other}",
-            hint="use that one, or close it before",
+            f"a Saver of this process writes to {place} already: it was made at {other.site}",
+            hint="use that one, or call its close() before; it lives as long as a name holds it, as in a notebook",
         )
-    _here[place] = os.getpid(), site
+    _here[place] = mine = Claim(place, site)
+    return mine
 
 
-def disclaim(place: str) -> None:
+def _other(place: str) -> Claim | None:
+    found = _here.get(place)
+    return found if found is not None and found.pid == os.getpid() else None
+
+
+def disclaim(mine: Claim) -> None:
     """That saver is closed."""
-    _here.pop(place, None)
+    if _here.get(mine.place) is mine:
+        del _here[mine.place]
 
 
 def take(store: Store, session: str) -> Owner:
@@ -58,12 +90,27 @@ def take(store: Store, session: str) -> Owner:
         DirectoryInUse: the owner lives, or is on another host, where nobody here can look.
     """
     me = Owner(socket.gethostname(), os.getpid(), psutil.Process().create_time(), session)
-    for _ in range(3):
+    with store.alone(GRACE_S) as is_alone:
+        return _take(store, me, is_alone=is_alone)
+
+
+def _take(store: Store, me: Owner, *, is_alone: bool) -> Owner:
+    deadline = time.monotonic() + GRACE_S
+    for attempt in range(3):
         if store.put(OWNER, msgspec.json.encode(me), only_if_new=True):
-            return me
-        other = read(store)
-        if other is not None and (other.pid, other.started_at) != (me.pid, me.started_at):
-            _refuse_if_alive(store, other, me.host)
+            if attempt and not is_alone:  # Others may have found the same dead owner, and delete this record for it.
+                time.sleep(SETTLE_S)
+            if not attempt or is_alone or read(store) == me:
+                return me
+            continue
+        while (other := read(store)) is not None and (other.pid, other.started_at) != (me.pid, me.started_at):
+            try:
+                _refuse_if_alive(store, other, me.host)
+                break
+            except DirectoryInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(GRACE_S / 20)
         store.delete(OWNER)
     raise DirectoryInUse(f"another run takes this directory at the same moment: {store.name}")
 

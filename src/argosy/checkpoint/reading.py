@@ -4,13 +4,15 @@ R1  Nothing is handed out that was not verified by its digest.
 R2  A step is read only through its root: directories without one do not count.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import (
+    NO_FILE,
     ROOT,
     CorruptShard,
     Entry,
@@ -18,6 +20,8 @@ from argosy.checkpoint.format import (
     Root,
     StepNotFound,
     UnitInfo,
+    Unreadable,
+    bytes_of,
     decode_index,
     era_of,
     step_of,
@@ -25,6 +29,8 @@ from argosy.checkpoint.format import (
 )
 from argosy.core import ArgosyError
 from argosy.transfer import (
+    CHUNK_BYTES,
+    DTYPES,
     Box,
     Copy,
     Layout,
@@ -39,10 +45,12 @@ from argosy.transfer import (
     strides_of,
 )
 
+IS_SUM = re.compile(r"[0-9a-f]{32}").fullmatch
 Chunk = tuple[Entry, Box, int, str]
 """A chunk of an entry: its box, its offset in the file, its sums."""
-Sink = Callable[[Entry, Box, int], Iterable[Copy]]
-"""Given a chunk that lies at an address: the copies to be made of it."""
+
+T = TypeVar("T")
+ELSEWHERE = "if the script gave its Saver another path, its steps are there: give that path"
 
 
 class Candidate(NamedTuple):
@@ -77,14 +85,21 @@ class Step(msgspec.Struct, kw_only=True):
     units: dict[str, UnitInfo] = {}
 
 
+def read_sound(files: Files, path: str, sound: Callable[[bytes], T]) -> T:
+    """Read a small file, and once more if it is not sound: a bit may have flipped on its way from a store."""
+    try:
+        return sound(files.read(path))
+    except CorruptShard:
+        return sound(files.read(path))
+
+
 def roots(files: Files) -> Iterator[tuple[str, Root | ArgosyError]]:
     """Every step directory that has a root, newest first, with its manifest or what is wrong with it."""
     names = [name for name in files.listdir(".") if step_of(name) is not None]
     found: list[tuple[str, Root | ArgosyError]] = []
     for name in names:
-        path = f"{name}/{ROOT}"
         try:
-            found.append((name, unseal(files.read(path), path)))
+            found.append((name, read_root(files, name)))
         except FileNotFoundError:
             continue
         except ArgosyError as error:
@@ -97,6 +112,26 @@ def roots(files: Files) -> Iterator[tuple[str, Root | ArgosyError]]:
     yield from sorted(found, key=newest, reverse=True)
 
 
+def read_root(files: Files, name: str) -> Root:
+    """The manifest of a step.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Unreadable: it cannot be read.
+        CorruptShard: it is altered, or another step's.
+    """
+    path = f"{name}/{ROOT}"
+    try:
+        root = read_sound(files, path, lambda data: unseal(data, path))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error}") from error
+    if (root.era, root.step, root.session) != (era_of(name), step_of(name), name.rpartition("-")[2]):
+        raise CorruptShard(path, "the root manifest", f"that of {name}", f"that of step {root.step}, {root.session}")
+    return root
+
+
 def open_step(files: Files, name: str, root: Root) -> Step:
     """Read the indexes of a step; the lengths of its files are checked, their bytes are not yet.
 
@@ -107,21 +142,20 @@ def open_step(files: Files, name: str, root: Root) -> Step:
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
     for part in root.parts:
+        if part.file.rpartition("/")[0] != name:
+            raise CorruptShard(f"{name}/{ROOT}", "an index", f"a file of {name}", part.file)
         try:
-            index: Index = decode_index(files.read(part.file), part)
+            index: Index = read_sound(files, part.file, lambda data, part=part: decode_index(data, part))
         except FileNotFoundError as error:
-            raise CorruptShard(part.file, "the index", part.digest, "no such file") from error
+            raise CorruptShard(part.file, "the index", part.digest, NO_FILE) from error
         entries += index.entries
         values |= index.values
         units |= index.units
-    ends: dict[str, int] = {}
-    for entry in entries:
-        ends[entry.file] = max(ends.get(entry.file, 0), entry.offset + entry.bytes)
-    for file, end in ends.items():
+    for file, end in check_entries(entries).items():
         try:
             size = files.size(file)
         except FileNotFoundError as error:
-            raise CorruptShard(file, "the segment", f"{end} bytes", "no such file") from error
+            raise CorruptShard(file, "the segment", f"{end} bytes", NO_FILE) from error
         if size < end:
             raise CorruptShard(file, "the segment", f"{end} bytes", f"{size} bytes")
     return Step(name=name, root=root, entries=entries, values=values, units=units)
@@ -140,11 +174,10 @@ class FilesSource:
         ]
 
     def open(self, name: str) -> tuple[Files, Step]:
-        path = f"{name}/{ROOT}"
         try:
-            root = unseal(self.files.read(path), path)
+            root = read_root(self.files, name)
         except FileNotFoundError as error:
-            raise CorruptShard(path, "the root manifest", "a file", "no such file") from error
+            raise CorruptShard(f"{name}/{ROOT}", "the root manifest", "a file", NO_FILE) from error
         return self.files, open_step(self.files, name, root)
 
     def close(self) -> None:
@@ -153,8 +186,8 @@ class FilesSource:
             closing()
 
 
-def find_step(files: Files, step: int | None) -> Iterator[Step]:
-    """The asked step, or all from the newest on, as far as they can be opened.
+def find_step(files: Files, step: int | None, where: str) -> Iterator[Step]:
+    """The asked step, or all from the newest on, as far as they can be opened; errors say `where` that was.
 
     Raises:
         StepNotFound: there is none (any more).
@@ -175,15 +208,57 @@ def find_step(files: Files, step: int | None) -> Iterator[Step]:
         seen = True
         yield opened
     if not seen:
-        what = "no step was committed here" if step is None else f"step {step} was not committed here"
+        what = f"no step was committed in {where}" if step is None else f"step {step} was not committed in {where}"
+        if faults:
+            what = f"no step is whole in {where}" if step is None else f"step {step} is not whole"
         known = [str(step_of(name)) for name, _ in roots(files)][:8]
-        hint = "; ".join(faults) or (f"there are {', '.join(known)}" if known else "")
+        hint = "; ".join(faults) or (f"there are {', '.join(known)}" if known else ELSEWHERE)
         raise StepNotFound(what, hint=hint)
+
+
+def check_entries(entries: Sequence[Entry]) -> dict[str, int]:
+    """See to it that entries can be what a save wrote: what they say is used as sizes and addresses.
+
+    Returns how long each file must be at least; one of which nothing is needed (a save of tensors without cells alone)
+    need not be there.
+
+    Raises:
+        CorruptShard: one cannot be.
+    """
+    sizes: dict[tuple[str, tuple[int, ...], Box], int] = {}
+    first: dict[str, Entry] = {}
+    files: set[str] = set()
+    ends: dict[str, int] = {}
+    for entry in entries:
+        form = entry.dtype, entry.shape, entry.box
+        size = sizes.get(form)
+        if size is None:
+            if entry.dtype not in DTYPES or not _is_inside(entry.box, entry.shape):
+                raise CorruptShard(entry.file, entry.name, "a box of a tensor", f"{entry.box} of {entry.shape}")
+            size = sizes[form] = entry.bytes
+        one = first.setdefault(entry.name, entry)
+        if one is not entry and (one.dtype, one.shape) != (entry.dtype, entry.shape):
+            raise CorruptShard(entry.file, entry.name, f"{one.dtype}{list(one.shape)}", f"{entry.dtype}{entry.shape}")
+        if entry.file not in files:
+            directory, _, file = entry.file.partition("/")
+            if step_of(directory) is None or "/" in file or not file.endswith(".safetensors"):
+                raise CorruptShard(entry.file, entry.name, "a segment of a step", entry.file)
+            files.add(entry.file)
+        if entry.offset < 0 or not all(map(IS_SUM, entry.sums)):
+            raise CorruptShard(entry.file, entry.name, "an offset and sums", f"{entry.offset}, {entry.sums[:3]}")
+        if size and entry.offset + size > ends.get(entry.file, 0):
+            ends[entry.file] = entry.offset + size
+    return ends
+
+
+def _is_inside(box: Box, shape: tuple[int, ...]) -> bool:
+    spans = zip(box.start, box.shape, shape, strict=False)
+    is_flat = len(box.start) == len(box.shape) == len(shape)
+    return is_flat and all(first >= 0 and size >= 0 and first + size <= whole for first, size, whole in spans)
 
 
 def stored_state(step: Step) -> State:
     """The description of what a step holds; each tensor's layout is the boxes that were written."""
-    state = State(values=dict(step.values))
     boxes: dict[str, list[Piece]] = {}
     first: dict[str, Entry] = {}
     for entry in step.entries:
@@ -192,21 +267,24 @@ def stored_state(step: Step) -> State:
             continue
         piece = Piece(len(boxes.get(entry.name, ())), entry.box, 0, strides_of(entry.box.shape))
         boxes.setdefault(entry.name, []).append(piece)
+    units = {name: Unit(name, {}, dict(info.options), info.aliases) for name, info in step.units.items()}
     for name, entry in first.items():
-        unit = state.units.setdefault(entry.unit, Unit(entry.unit))
+        unit = units.get(entry.unit)
+        if unit is None:
+            unit = units[entry.unit] = Unit(entry.unit)
         is_whole = entry.box.shape == entry.shape
         layout = replicated(entry.shape) if is_whole else Layout(entry.shape, tuple(boxes[name]))
         unit.members[entry.key] = Member(entry.key, entry.role, entry.dtype, layout, None, entry.kind)  # type: ignore[arg-type]
-    for name, info in step.units.items():
-        unit = state.units.setdefault(name, Unit(name))
-        unit.options, unit.aliases = dict(info.options), info.aliases
-    return state
+    return State(units=units, values=dict(step.values))
 
 
 def all_chunks(entries: Iterable[Entry]) -> list[Chunk]:
     """Every chunk of these entries with its sums."""
     found: list[Chunk] = []
     for entry in entries:
+        if len(entry.sums) == 1 and 0 < bytes_of(entry.box.shape, entry.dtype) <= CHUNK_BYTES:  # As most are.
+            found.append((entry, entry.box, entry.offset, entry.sums[0]))
+            continue
         parts = entry.chunks()
         if len(parts) != len(entry.sums):
             raise CorruptShard(entry.file, entry.name, f"{len(parts)} digests", f"{len(entry.sums)} digests")

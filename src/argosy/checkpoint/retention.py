@@ -6,6 +6,7 @@ K1  The newest step is always kept, and so is every pinned or tagged one.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -39,6 +40,9 @@ class KeepBest(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         _at_least_1("KeepBest", self.count)
+        highest: Any = self.highest
+        if not isinstance(highest, bool):
+            raise ConfigError(f"highest= is True or False: {highest!r}", hint="without it, the lowest are the best")
 
     def choose(self, roots: Sequence[Root]) -> list[Root]:
         known = [root for root in roots if not math.isnan(root.metrics.get(self.metric, math.nan))]
@@ -134,6 +138,13 @@ class Cadence:
     every_steps: int | None = None
     failures_per_day: float = 1.0
     """What is expected before any failure was seen."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None:
+            _at_least_1("every_steps", self.every_steps)
+        rate: Any = self.failures_per_day
+        if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            raise ConfigError(f"failures_per_day is a number from 0 on: {rate!r}")
 
     def per_second(self) -> float:
         return self.failures_per_day / 86400

@@ -9,47 +9,35 @@ import queue
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Habits, arrange, entry, shared_digest, shares
-from argosy.checkpoint.asking import checked_keep, checked_metrics, checked_step, checked_tags
+from argosy.checkpoint.arranging import Arrangement, Habits, form_of
+from argosy.checkpoint.asking import checked_cadence, checked_keep, checked_metrics, checked_step, checked_tags
 from argosy.checkpoint.committing import Committer
-from argosy.checkpoint.format import Draft, Entry, UnitInfo, step_name
+from argosy.checkpoint.format import Draft, UnitInfo, step_name
 from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
+from argosy.checkpoint.jobs import Handle, Job, at_exit, drop, under_way, warn, work
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
-from argosy.checkpoint.operations import segment_name
-from argosy.checkpoint.owner import claim, disclaim, take
+from argosy.checkpoint.owner import Claim, claim, disclaim, take
 from argosy.checkpoint.pacing import Pace, failure_rate
-from argosy.checkpoint.retention import Cadence, Keep, KeepLast
+from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
+from argosy.checkpoint.searching import newest_of
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
-from argosy.checkpoint.stores import is_url, open_store
+from argosy.checkpoint.stores import is_url, located, open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.transfer import Role, State, Unit, checked_roles
 
-
-@dataclass(slots=True)
-class Handle:
-    """A save under way."""
-
-    step: int
-    copied: "Future[None]" = field(default_factory=lambda: Future[None]())
-    """Done when the state may change again; `TornSnapshot` if it did too early."""
-    durable: "Future[int]" = field(default_factory=lambda: Future[int]())
-    """Done when the step is committed: no crash can take it away."""
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until durable, and raise what went wrong."""
-        self.durable.result(timeout_s)
+OPTIMIZER = os.path.join("torch", "optim", "optimizer.py")
 
 
 class _Wanted(NamedTuple):
@@ -65,10 +53,8 @@ class Mark(NamedTuple):
 
     session: str
     saves: int
-
-
-def warn(text: str) -> None:
-    print(f"argosy: {text}", file=sys.stderr, flush=True)
+    newest: tuple[int, int] = (0, -1)
+    """Era and step of the newest that is there, or is being saved."""
 
 
 class Saver:
@@ -92,34 +78,47 @@ class Saver:
         like: "Mark | None" = None,
         say: Callable[[str], None] = warn,
     ) -> None:
-        policies = checked_keep(keep)
+        policies, cadence, path = checked_keep(keep), checked_cadence(cadence), located(path)
+        self._metrics = {each.metric for each in policies if isinstance(each, KeepBest)}
         self.rank, self.size = place()
         self._sample, self._count, self._say = sample, 0 if like is None else like.saves, say
-        self._alone = like is not None
-        self._place = os.path.realpath(open_store(path, new=True).name) if not is_url(path) else str(path)
-        claim(self._place, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
+        self._alone, self._path = like is not None, path
+        place_ = path if is_url(path) else os.path.realpath(open_store(path, new=True).name)
+        self._claim = claim(place_, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
         try:
             self._session = session(self.size) if like is None else like.session
             self._writer = self._open(path, policies, keeping or default_keeping())
+            self._newest = self._agreed_newest(path) if like is None else like.newest
         except BaseException:
-            disclaim(self._place)
+            disclaim(self._claim)
             raise
-        self._pace = self._paced(cadence or Cadence(every_steps=500))
+        self._pace = self._paced(cadence)
+        self._lock = Lock()
         self._at: int | None = None
         self._habits = Habits()
+        self._arranged: Arrangement | None = None
         self._handles: list[Handle] = []
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = Thread(target=self._work, name="argosy-checkpoint", daemon=True)
+        self._jobs: queue.SimpleQueue[Job | Claim | None] = queue.SimpleQueue()
+        self._thread = Thread(target=work, args=(self._jobs, self._writer), name="argosy-checkpoint", daemon=True)
         self._thread.start()
+        self._dropped = weakref.finalize(self, drop, self._jobs, self._claim, self._thread)
+        self._dropped.atexit = False
+        at_exit[self._thread] = partial(drop, self._jobs, self._claim, self._thread)
         self._closed = False
         self._hooks: list[Any] = []
 
-    def _open(self, path: str | Path, keep: tuple[Keep, ...], keeping: Keeping | None) -> Writer:
+    def _agreed_newest(self, path: str) -> tuple[int, int]:
+        """Era and step of the newest that is there, as rank 0 sees it."""
+        text = ",".join(map(str, newest_of(path))) if self.rank == 0 else ""
+        era, step = str(exchanged(self.size, (text, None))[0][0]).split(",")
+        return int(era), int(step)
+
+    def _open(self, path: str, keep: tuple[Keep, ...], keeping: Keeping | None) -> Writer:
         """Make the writer; all ranks have one of the same kind, or all raise."""
         store = open_store(path, new=True)
         self._committer = Committer(store, self.rank, self.size, keep, self._say)
         if keeping is not None:
-            writer, faults = self._agree(lambda: KeptWriter(self._committer, keeping, str(path)), PeerLost)
+            writer, faults = self._agree(lambda: KeptWriter(self._committer, keeping, path), PeerLost)
             if writer is not None and not faults:
                 return writer
             if writer is not None:
@@ -131,7 +130,7 @@ class Saver:
                 self._committer.owner = take(store, self._session) if self.rank == 0 else None
             except OSError as error:
                 raise ConfigError(f"{path} cannot be written to: {error.strerror}") from error
-            return OwnWriter(self._committer, self._committer.owner)
+            return OwnWriter(self._committer)
 
         writer, _ = self._agree(own, ())
         assert writer is not None
@@ -159,7 +158,7 @@ class Saver:
     @property
     def mark(self) -> "Mark":
         """What a rank needs that joins the others in the middle: it makes its saver `like` theirs."""
-        return Mark(self._session, self._count)
+        return Mark(self._session, self._count, self._newest)
 
     def save(
         self,
@@ -169,37 +168,71 @@ class Saver:
         tag: str | None = None,
         metrics: Mapping[str, float] | None = None,
         roles: Collection[Role] | None = None,
-        era: int = 0,
+        era: int | None = None,
     ) -> Handle:
         """Begin to save, and return at once; the next optimizer step waits until the copy is complete.
 
         `state` is what `restore` takes as `into`. Without `step` it is the one that `due` or `save` was last told. A
         tagged step is kept until its tag is removed (`untag`). While two saves are under way the third waits for the
         first; with a keeper none waits for the disk. All steps of a later `era` are newer than those of an earlier
-        one: a training that has gone back to an older step begins one. Metrics that are not finite are not kept.
+        one: a step below the newest begins one by itself, as a training does that has gone back to an older step.
+        Metrics that are not finite are not kept. Where memory for the copy cannot be had, that is said, and the handle
+        has the error.
 
         Raises:
             ConfigError: something of it cannot be kept, or is no step, metric, tag or role.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
+        if self._claim.pid != os.getpid():
+            raise ConfigError(
+                f"this saver is process {self._claim.pid}'s, and this is a fork of it", hint="save in that process"
+            )
         if step is None and self._at is None:
             raise ConfigError(
                 "which step is saved is not known", hint="pass step=, or tell it by saver.due(step) or an earlier save"
             )
-        self._at = number = checked_step(self._at if step is None else step)
+        number = checked_step(self._at if step is None else step)
         checked_roles(roles)
         wanted = _Wanted(checked_tags(tag), checked_metrics(metrics), roles)
+        with self._lock:
+            self._miss_metrics(number, wanted.metrics)
+            return self._save(state, number, wanted, self._era_of(number) if era is None else era)
+
+    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int) -> Handle:
         begun = time.monotonic()
         # Whatever becomes of it: ranks call their saves by the same numbers.
         self._count += 1
+        self._at, self._newest = number, max(self._newest, (era, number))
         name = step_name(number, f"{self._session}{self._count:04x}", era)
         handle = Handle(number)
-        described, snapshot = self._begin(state, name, wanted, handle)
+        try:
+            described, snapshot = self._begin(state, name, wanted, handle)
+        except OSError as error:
+            self._say(f"step {number} was not saved: {error}")
+            handle.copied.set_exception(error)
+            handle.durable.set_exception(error)
+            return handle
         self._fence(described, snapshot)
         self._pace.saved(number)
         self._pace.lost(time.monotonic() - begun)
         return handle
+
+    def _miss_metrics(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Say once that a metric is not there by which the best are kept: it may be misspelt."""
+        for name in self._metrics - set(metrics) if metrics else ():
+            self._metrics.discard(name)
+            if self.rank == 0:
+                known = ", ".join(sorted(metrics))
+                self._say(f"step {number} has no metric {name!r}, by which the best are kept; it has {known}")
+
+    def _era_of(self, number: int) -> int:
+        era, newest = self._newest
+        if number >= newest:
+            return era
+        if self.rank == 0:
+            self._say(f"step {number} is saved after step {newest}: it counts as newer, and so does what follows it")
+        return era + 1
 
     def _begin(self, state: Any, name: str, wanted: "_Wanted", handle: Handle) -> tuple[State, Snapshot]:
         """Begin to copy, and have it committed behind; on error nothing is lent any more."""
@@ -207,48 +240,55 @@ class Saver:
         try:
             with without_collection():
                 described = as_state(state)
-                found = shares(described, wanted.roles)
-                text, border, size = arrange(found, self._habits.quiet(found))
-            if (described.rank, described.size) != (self.rank, self.size):
-                here = f"the saver of {self.rank} of {self.size}"
-                raise ConfigError(
-                    f"the state is of rank {described.rank} of {described.size}, {here}",
-                    hint="make the Saver after init_process_group",
+                if (described.rank, described.size) != (self.rank, self.size):
+                    here = f"the saver of {self.rank} of {self.size}"
+                    raise ConfigError(
+                        f"the state is of rank {described.rank} of {described.size}, {here}",
+                        hint="make the Saver after init_process_group",
+                    )
+                form = form_of(described, wanted.roles, self._habits.quiet)
+                if self._arranged is None or self._arranged.form != form:
+                    self._arranged = Arrangement(described, form)
+                draft = Draft(
+                    step=handle.step,
+                    name=name,
+                    rank=self.rank,
+                    size=self.size,
+                    entries=[],
+                    border=self._arranged.border,
+                    bytes=self._arranged.size,
+                    room=len(self._arranged.header),
+                    shared=self._arranged.shared,
+                    **said(described, wanted.roles),
+                    tags=wanted.tags,
+                    metrics=wanted.metrics,
                 )
-            draft = Draft(
-                step=handle.step,
-                name=name,
-                rank=self.rank,
-                size=self.size,
-                entries=[],
-                border=border,
-                bytes=size,
-                room=len(text),
-                shared=shared_digest(described),
-                **said(described, wanted.roles),
-                tags=wanted.tags,
-                metrics=wanted.metrics,
-            )
-            arena = self._writer.lend(size)
+            arena = self._writer.lend(draft.bytes)
+            job = Job(draft, handle, self._habits, self._say)
             with without_collection():
-                snapshot = Snapshot(found, arena, text, sample=self._sample, done=partial(_tell, handle.copied))
+                job.snapshot = Snapshot(self._arranged, described, arena, sample=self._sample, done=job.copied)
         except BaseException as error:
             self._writer.abandon(name, arena, str(error))
             raise
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        self._jobs.put(_Job(draft, snapshot, handle, self._habits))
-        return described, snapshot
+        # What several ranks save may wait for one that is lost; a keeper has it before it is durable.
+        if self.size == 1 and isinstance(self._writer, OwnWriter):
+            under_way[self._path] = self._handles
+        self._jobs.put(job)
+        return described, job.snapshot
 
     def _fence(self, state: State, snapshot: Snapshot) -> None:
-        """Wait for the copy before the state changes; at once if nobody can tell when that is."""
-        if not state.fences:
+        """Wait for the copy before the state changes; at once if nobody can tell when that is, or it may be now."""
+        if not state.fences or _is_in_step():
             snapshot.wait()
             return
+
+        pace = self._pace  # Not the saver: an optimizer must not keep it alive.
 
         def fence() -> None:
             begun = time.monotonic()
             snapshot.wait()
-            self._pace.lost(time.monotonic() - begun)
+            pace.lost(time.monotonic() - begun)
 
         # A hook cannot be removed while hooks are called, so it goes with the next save.
         self._unfence()
@@ -270,10 +310,10 @@ class Saver:
         return self._pace.interval
 
     def _paced(self, cadence: Cadence) -> Pace:
-        def share(steps: int) -> int:
-            return int(str(exchanged(self.size, (str(steps), None))[0][0]))
+        size, begun = self.size, run_begun_at()
 
-        begun = run_begun_at()
+        def share(steps: int) -> int:
+            return int(str(exchanged(size, (str(steps), None))[0][0]))
 
         def failures() -> float:
             days = (time.time() - begun) / 86400
@@ -327,13 +367,16 @@ class Saver:
         if self._closed:
             return
         self._closed = True
+        self._dropped.detach()
+        at_exit.pop(self._thread, None)
         self._jobs.put(None)
         deadline = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
         wait((handle.durable for handle in self._handles), max(0.0, deadline - time.monotonic()))
         self._unfence()
         self._writer.close()
-        disclaim(self._place)
+        under_way.pop(self._path, None)
+        disclaim(self._claim)
 
     def __enter__(self) -> "Saver":
         return self
@@ -341,44 +384,15 @@ class Saver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        """The saver's thread: one save after the other goes to the writer."""
-        while (job := self._jobs.get()) is not None:
-            self._writer.submit(job.draft, job, partial(self._end, job))
 
-    def _end(self, job: "_Job", error: BaseException | None) -> None:
-        if error is None:
-            job.handle.durable.set_result(job.draft.step)
-            return
-        if not isinstance(error, Overtaken):
-            self._say(f"step {job.draft.step} was not saved: {error}")
-        job.handle.durable.set_exception(error)
-
-
-def _tell(copied: "Future[None]", error: BaseException | None) -> None:
-    if error is None:
-        copied.set_result(None)
-    else:
-        copied.set_exception(error)
-
-
-class _Job:
-    """A save under way, as its writer sees it."""
-
-    def __init__(self, draft: Draft, snapshot: Snapshot, handle: Handle, habits: Habits) -> None:
-        self.draft, self.handle, self.arena, self.until = draft, handle, snapshot.arena, snapshot.until
-        self._snapshot, self._habits = snapshot, habits
-        self._entries: list[Entry] | None = None
-
-    def entries(self) -> list[Entry]:
-        """Wait for the copy; the boxes of this rank with their sums."""
-        if self._entries is None:
-            file = f"{self.draft.name}/{segment_name(self.draft.rank)}"
-            sums = self._snapshot.sums()
-            with without_collection():
-                self._entries = [entry(*each, file) for each in zip(self._snapshot.shares, sums, strict=True)]
-                self._habits.learn(self._entries)
-        return self._entries
+def _is_in_step() -> bool:
+    """Whether a hook of an optimizer's step saves: hooks cannot be changed while they are called."""
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(OPTIMIZER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
@@ -386,7 +400,7 @@ def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
 
     Without their moments, parameters are not said to have an optimizer.
     """
-    first = [unit for unit in state.units.values() if state.rank == min(_ranks(unit), default=0)]
+    first = [unit for unit in state.units.values() if state.size == 1 or state.rank == _first_rank(unit)]
     if roles is not None:
         first = [unit for unit in first if any(member.role in roles for member in unit.members.values())]
     is_bare = roles is not None and "moment" not in roles
@@ -396,5 +410,5 @@ def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
     return {"values": values, "units": units}
 
 
-def _ranks(unit: Unit) -> set[int]:
-    return {rank for member in unit.members.values() for rank in member.layout.ranks}
+def _first_rank(unit: Unit) -> int:
+    return min((member.layout.ranks[0] for member in unit.members.values() if member.layout.ranks), default=0)

@@ -7,27 +7,32 @@ S2  When all is copied a part of the source is summed again: if the sums differ,
 
 import random
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Share, copies
-from argosy.checkpoint.format import sums_text
+from argosy.checkpoint.arranging import Arrangement
 from argosy.core import ArgosyError, DeadlinePassed
-from argosy.transfer import Copy, Progress, Sums, copy_boxes
+from argosy.transfer import Progress, State, is_plain
 
 SAMPLE = 64
-"""One chunk in so many is summed again at the end."""
+"""One chunk in so many is summed again at the end, at least those of so many bytes, and all that no fence protects."""
+SAMPLE_BYTES = 64 << 20
 COPY_S = 600.0
 LOOK_S = 0.001
 """How often a writer looks how far the copy is."""
-Done = Callable[[BaseException | None], None]
 
 
 class TornSnapshot(ArgosyError):
     """The state was written to while it was copied; the snapshot is discarded."""
+
+
+def torn(name: str) -> TornSnapshot:
+    return TornSnapshot(f"{name} was written to while it was copied: wait for handle.copied before you do")
 
 
 def address_of(local: Any) -> int:
@@ -35,13 +40,17 @@ def address_of(local: Any) -> int:
     return local.data_ptr() if hasattr(local, "data_ptr") else local.ctypes.data
 
 
+def version_of(local: Any) -> int:
+    """How often torch has written to a tensor, as far as it counts: not what fused optimizers or numpy do."""
+    return local._version if hasattr(local, "data_ptr") and not local.is_inference() else 0
+
+
 def settled(local: Any) -> Any:
     """The same cells in contiguous memory of the CPU: itself, or a copy where it must be."""
+    if is_plain(local):
+        return local
     if hasattr(local, "data_ptr"):
-        # A view that is conjugate or negative has other cells than its memory.
         return local.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    import numpy as np
-
     return np.ascontiguousarray(local)
 
 
@@ -49,41 +58,37 @@ class Snapshot:
     """A copy under way or done, in the order of the arena. `wait` is the fence."""
 
     def __init__(
-        self, found: Sequence[Share], arena: Arena, text: bytes, *, sample: int = SAMPLE, done: Done = lambda _: None
+        self, arranged: Arrangement, state: State, arena: Arena, *, sample: int = SAMPLE, done: "Done" = lambda _: None
     ) -> None:
-        self.arena, self.shares, self._sample, self._tell = arena, found, sample, done
+        self.arena, self.arranged, self._sample, self._tell = arena, arranged, sample, done
         arena.begin()
-        arena.map[: len(text)] = text
-        self._sources: list[Any] = []
-        self._copies: list[Copy] = []
-        self._counts: list[int] = []
-        small: list[Copy] = []
-        for share in found:
-            source = settled(share.member.local)
-            self._sources.append(source)
-            parts = copies(share, address_of(source), arena.address)
-            self._counts.append(len(parts))
-            self._copies += parts
-            # A buffer may change in the next forward, before any fence: it is copied now.
-            small += parts if share.member.role in ("buffer", "local", "step", "rng") else []
-        self._sums: dict[int, Sums] = dict(zip(map(id, small), copy_boxes(small), strict=True))
-        self._later = sorted((copy for copy in self._copies if id(copy) not in self._sums), key=_place)
-        self._places = [_place(copy) - arena.address for copy in self._later]
+        arena.map[: len(arranged.header)] = arranged.header
+        self._sources = [settled(local) for local in arranged.tensors(state)]
+        table = arranged.table([address_of(source) for source in self._sources], arena.address)
+        self.sums = np.zeros((len(table.counts), 2), np.uint64)
+        """Those of all chunks, when `done` is told of no error."""
+        now = arranged.at_once
+        self.sums[now] = table.only(now).perform()
+        self._later = np.flatnonzero(~now)
+        self._versions = [version_of(self._sources[i]) for i in self._late_shares()]
+        self._table = table.only(~now)
+        self._places = arranged.places[self._later]
         self._progress = Progress()
         self._done = Event()
         self.error: BaseException | None = None
+        """Why it is discarded, when `done` is told."""
         Thread(target=self._run, name="argosy-snapshot", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            found = copy_boxes(self._later, progress=self._progress)
+            found = self._table.perform(progress=self._progress)
             self._check(found)
-            self._sums |= zip(map(id, self._later), found, strict=True)
+            self.sums[self._later] = found
         except BaseException as error:  # Whoever waits is told.
             self.error = error
         self._sources.clear()
         self._done.set()
-        self._tell(self.error)
+        self._tell(self)
 
     def wait(self) -> None:
         """Return when the source may change: the copy is complete and was checked.
@@ -96,7 +101,7 @@ class Snapshot:
 
     def until(self, end: int) -> None:
         """Return when the first `end` bytes of the arena are copied; raises what went wrong, if it did."""
-        needed = bisect_left(self._places, end)
+        needed = int(np.searchsorted(self._places, end))
         deadline = time.monotonic() + COPY_S
         while self._progress.copies < needed and not self._done.wait(LOOK_S):
             if time.monotonic() > deadline:
@@ -104,33 +109,26 @@ class Snapshot:
         if self.error is not None:
             raise self.error
 
-    def _check(self, found: Sequence[Sums]) -> None:
-        """S2: sum a part of the source again, now that all of it was copied."""
-        chosen = list(range(len(found)))
-        if self._sample > 1 and chosen:
-            chosen = random.sample(chosen, -(-len(chosen) // self._sample))
-        again = copy_boxes([self._later[i]._replace(destination=None) for i in chosen])
-        for i, sums in zip(chosen, again, strict=True):
-            if sums != found[i]:
-                raise TornSnapshot(f"{self._name(self._later[i])} was written to while it was copied")
+    def _late_shares(self) -> list[int]:
+        return np.unique(self.arranged.share_of[self._later]).tolist()
 
-    def _name(self, copy: Copy) -> str:
-        index = next(i for i, each in enumerate(self._copies) if each is copy)
-        for share, count in zip(self.shares, self._counts, strict=True):
-            if index < count:
-                return f"{share.name}{share.box}"
-            index -= count
-        raise AssertionError(index)
-
-    def sums(self) -> list[list[str]]:
-        """The sums of each share's chunks, when the copy is complete."""
-        self.wait()
-        if self.error is not None:
-            raise self.error
-        texts = iter([sums_text(self._sums[id(copy)]) for copy in self._copies])
-        return [[next(texts) for _ in range(count)] for count in self._counts]
+    def _check(self, found: NDArray[np.uint64]) -> None:
+        """S2: look whether torch has counted a write, and sum a part of the source again, now that all was copied."""
+        for i, version in zip(self._late_shares(), self._versions, strict=True):
+            if version_of(self._sources[i]) != version:
+                raise torn(self.arranged.shares[i].name)
+        chosen = np.ones(len(found), bool)
+        if self._sample > 1:
+            chosen = self.arranged.doubtful[self._later].copy()
+            enough = SAMPLE_BYTES * len(found) // max(self.arranged.size, 1)
+            count = min(len(found), max(-(-len(found) // self._sample), enough))
+            chosen[random.sample(range(len(found)), count)] = True
+        again = self._table.only(chosen)
+        again.rows[:, 1] = 0
+        wrong = np.flatnonzero(chosen)[(again.perform() != found[chosen]).any(axis=1)]
+        if len(wrong):
+            raise torn(self.arranged.named(int(self._later[wrong[0]])))
 
 
-def _place(copy: Copy) -> int:
-    assert copy.destination is not None
-    return copy.destination.address
+Done = Callable[[Snapshot], None]
+"""Told once, by the thread that copies, when the source may change."""

@@ -1,12 +1,16 @@
 """Where checkpoints are: a run's directory, or an object store by its URL (`s3://bucket/run`)."""
 
+import fcntl
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Protocol
 
 from argosy.checkpoint.files import Disk, Files, LocalFiles
-from argosy.checkpoint.format import step_of
+from argosy.checkpoint.format import ROOT, step_of
 from argosy.checkpoint.operations import Operation
 from argosy.core import ConfigError
 
@@ -19,6 +23,8 @@ class Store(Protocol):
 
     name: str
     files: Files
+    say: Callable[[str], None]
+    """Told what is tried again inside, before it fails."""
 
     def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
         """Perform the operations of a save, in order."""
@@ -30,6 +36,10 @@ class Store(Protocol):
 
     def delete(self, path: str) -> None: ...
 
+    def alone(self, timeout_s: float) -> AbstractContextManager[bool]:
+        """Keep others out who ask for the same, as far as can be: whether it could within the time."""
+        ...
+
 
 class LocalStore:
     """A directory on a disk, or on a network file system that renames atomically."""
@@ -37,6 +47,7 @@ class LocalStore:
     def __init__(self, directory: Path) -> None:
         self.directory, self.name = directory, str(directory)
         self.files: Files = LocalFiles(directory)
+        self.say: Callable[[str], None] = lambda _: None
 
     def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
         Disk(self.directory, arena).perform(operations, before)
@@ -44,30 +55,92 @@ class LocalStore:
     def put(self, path: str, data: bytes, *, only_if_new: bool = False) -> bool:
         target = self.directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if only_if_new else os.O_TRUNC)
+        whole = target.with_name(f"{target.name}.{os.getpid()}.{get_ident()}.new")
         try:
-            fd = os.open(target, flags, 0o644)
-        except FileExistsError:
-            return False
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        return True
+            whole.write_bytes(data)
+            if only_if_new:
+                return _linked(whole, target)
+            whole.rename(target)
+            return True
+        finally:
+            with suppress(OSError):
+                whole.unlink()
 
     def delete(self, path: str) -> None:
         (self.directory / path).unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self, timeout_s: float) -> Generator[bool, None, None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield _locked(fd, timeout_s)
+        finally:
+            os.close(fd)
+
+
+def _linked(whole: Path, target: Path) -> bool:
+    """Give a file a second name if it is new: whoever reads it finds all of it."""
+    try:
+        os.link(whole, target)
+    except FileExistsError:
+        return False
+    except OSError:  # A file system without links.
+        try:
+            with target.open("xb") as file:
+                file.write(whole.read_bytes())
+        except FileExistsError:
+            return False
+    return True
+
+
+def _locked(fd: int, timeout_s: float) -> bool:
+    """Lock a directory among the processes of this host."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:  # Its holder is stopped, perhaps.
+                return False
+            time.sleep(0.005)
+        except OSError:  # A file system without locks.
+            return False
+        else:
+            return True
 
 
 def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def located(path: str | Path) -> str:
+    """A place by its whole name, wherever the program goes: a URL, or the directory around that of checkpoints."""
+    text = str(path)
+    if not text:
+        raise ConfigError("a place for checkpoints has a name: ''", hint='"." is the current directory')
+    if not is_url(text):
+        text = os.path.abspath(os.path.expanduser(text))
+    return os.path.dirname(text) if os.path.basename(text) == CHECKPOINTS else text
+
+
 def checkpoints_dir(path: str | Path) -> Path:
     """The directory of checkpoints: `checkpoints` of a run's directory, or the given one if it holds steps itself."""
-    directory = Path(path)
+    directory = Path(located(path))
     inner = directory / CHECKPOINTS
     if inner.is_dir() or not directory.is_dir():
         return inner
     return directory if any(step_of(each.name) is not None for each in directory.iterdir()) else inner
+
+
+def foreign_kind(path: Path) -> str | None:
+    """The format of others that a directory or file seems to be in, by names alone: `hf`, `dcp`, `torch`, or None."""
+    if path.is_file():
+        return "hf" if path.suffix == ".safetensors" else "torch"
+    names = {each.name for each in path.iterdir()}
+    if names & {CHECKPOINTS, ROOT}:
+        return None
+    return "dcp" if ".metadata" in names else "hf" if any(name.endswith(".safetensors") for name in names) else None
 
 
 def open_store(path: str | Path, *, new: bool = False) -> Store:
@@ -83,7 +156,7 @@ def open_store(path: str | Path, *, new: bool = False) -> Store:
         from argosy.checkpoint.objects import ObjectStore
 
         return ObjectStore(str(path), CHECKPOINTS)
-    return LocalStore(Path(path) / CHECKPOINTS if new else checkpoints_dir(path))
+    return LocalStore(Path(located(path)) / CHECKPOINTS if new else checkpoints_dir(path))
 
 
 def open_files(path: str | Path) -> tuple[Files, str]:

@@ -1,7 +1,8 @@
 """Tied weights: what is one tensor on one side and two on the other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from argosy.checkpoint.format import Entry, text_sums
 from argosy.transfer import Remap, Renamed, State, Sums, Unit, add
@@ -9,6 +10,8 @@ from argosy.transfer import Remap, Renamed, State, Sums, Unit, add
 
 def untying(stored: State, live: State, remap: Remap | None) -> Remap | None:
     """The rules by which one stored tensor fills all that are apart here."""
+    if not any(unit.aliases for unit in stored.units.values()):
+        return remap
     used = {old for rule in remap.rules for old in rule.olds} if remap else set[str]()
     homes = {name: unit.name for unit in live.units.values() for name in (*unit.aliases, unit.name)}
     rules: list[Renamed] = []
@@ -32,10 +35,13 @@ def tied(stored: State, entries: Sequence[Entry], live: State) -> State:
     for name, unit in stored.units.items():
         place = homes.get(name, name)
         twin = takers.setdefault(place, unit)
-        if twin is not unit and contents.get(name) == contents.get(twin.name):
-            units[twin.name] = takers[place] = replace(twin, aliases=(*twin.aliases, name, *unit.aliases))
-        else:
+        if twin is unit or not _agree(contents.get(name, {}), contents.get(twin.name, {})):
             units[name] = unit
+            continue
+        # One of them may be without moments: an optimizer has a tensor once.
+        first, second = sorted((twin, unit), key=lambda each: -len(each.members))
+        units.pop(second.name, None)
+        units[first.name] = takers[place] = replace(first, aliases=(*first.aliases, second.name, *second.aliases))
     return State(units=units, values=stored.values)
 
 
@@ -47,3 +53,9 @@ def _contents(entries: Sequence[Entry], names: set[str]) -> Mapping[str, dict[st
             sums = found.setdefault(entry.unit, {})
             sums[entry.key] = add([sums.get(entry.key, (0, 0)), *map(text_sums, entry.sums)])
     return found
+
+
+def _agree(first: Mapping[str, Sums], second: Mapping[str, Sums]) -> bool:
+    """Whether two units are equal in what both have, and one has all that the other does."""
+    common = set(first) & set(second)
+    return len(common) == min(len(first), len(second)) and all(first[key] == second[key] for key in common)

@@ -9,7 +9,7 @@ from typing import Protocol
 from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.committing import Committer, Filling
 from argosy.checkpoint.format import Draft
-from argosy.checkpoint.owner import Owner, release
+from argosy.checkpoint.owner import release
 from argosy.core import DeadlinePassed
 
 ARENAS = 2
@@ -21,7 +21,8 @@ Done = Callable[[BaseException | None], None]
 class Snapshotting(Filling, Protocol):
     """A snapshot that is being made, and its memory."""
 
-    arena: Arena
+    @property
+    def arena(self) -> Arena: ...
 
 
 class Writer(Protocol):
@@ -49,8 +50,9 @@ class Writer(Protocol):
 class OwnWriter:
     """Commits in the thread that submits, from two arenas of this process."""
 
-    def __init__(self, committer: Committer, owner: Owner | None) -> None:
-        self.committer, self._owner = committer, owner
+    def __init__(self, committer: Committer) -> None:
+        self.committer = committer
+        committer.store.say = committer.say
         # The last one used comes first: a second is made only when two saves are under way.
         self._arenas: queue.LifoQueue[Arena | None] = queue.LifoQueue()
         for _ in range(ARENAS):
@@ -97,9 +99,9 @@ class OwnWriter:
         self.committer.let_go()
 
     def close(self) -> None:
-        if self._owner is not None:
+        if self.committer.owner is not None:
             try:
-                release(self.committer.store, self._owner)
+                release(self.committer.store, self.committer.owner)
             except OSError as error:  # Whoever comes next finds that the owner is dead.
                 self.committer.say(f"{self.committer.store.name} could not be let go: {error}")
         deadline = time.monotonic() + 1.0

@@ -1,5 +1,6 @@
 """`argosy ckpt`: look at checkpoints, check them, and carry them to other formats and back."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,30 @@ def find_place(_context: click.Context, _parameter: click.Parameter, text: str) 
     """
     from argosy.process import find_run
 
-    if "://" in text or Path(text).is_dir():
+    path = Path(text)
+    if "://" in text:
         return text
+    if path.exists():
+        return _checked(path, text)
     if "/" in text:
-        what = "not a directory" if Path(text).exists() else "no such directory"
-        raise ConfigError(f"{what}: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
+        raise ConfigError(f"no such directory: {text}", hint="give a run's directory, or a name of `argosy ps --all`")
     return str(find_run(text))
+
+
+def _checked(path: Path, text: str) -> str:
+    """What is there, if it can be a run's directory: of people who point at something near it we know what they mean.
+
+    Raises:
+        ConfigError: it is a file, a single step, or a checkpoint of another format.
+    """
+    from argosy.checkpoint import foreign_kind
+
+    if (path / "root.json").is_file():
+        raise ConfigError(f"a step, not a run: {text}", hint=f"give {path.absolute().parents[1]}, and --step")
+    if (kind := foreign_kind(path)) is not None:
+        what = f"a checkpoint of another format, not a run: {text}" if path.is_dir() else f"not a directory: {text}"
+        raise ConfigError(what, hint=f"argosy ckpt import {kind} {shlex.quote(text)} RUN")
+    return text
 
 
 _place = click.argument("directory", metavar="RUN", callback=find_place)
@@ -68,6 +87,13 @@ def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
     return [each for each in steps if newest[each.era, each.step, each.fault] is each or each.tags]
 
 
+def print_none(directory: str) -> None:
+    """Say where no step is, and where else steps may be."""
+    from argosy.checkpoint import ELSEWHERE
+
+    print(f"no step was committed in {directory}\n  hint: {ELSEWHERE}")
+
+
 @command.command()
 @_place
 @_json
@@ -80,7 +106,7 @@ def ls(directory: str, as_json: bool) -> None:
         print_json(steps)
         return
     if not steps:
-        print("no step was committed here")
+        print_none(directory)
         return
     rows: list[list[str]] = []
     for each in once(steps):
@@ -96,18 +122,28 @@ def ls(directory: str, as_json: bool) -> None:
 @_step
 @_json
 def show(directory: str, step: int | None, as_json: bool) -> None:
-    """Show the tensors of a step, with their digests."""
-    from argosy.checkpoint import opened, tensors
+    """Show the tensors of a step, with their digests, and its plain values."""
+    from argosy.checkpoint import in_a_line, list_steps, opened, plain_values, tensors
 
-    found = list(tensors(opened(directory, step)).values())
+    chosen = opened(directory, step)
+    newest = list_steps(directory)[0].step
+    if step is None and newest != chosen.root.step:
+        print(f"argosy: step {newest} cannot be opened (`argosy ckpt verify` says why)", file=sys.stderr)
+    found, values = list(tensors(chosen).values()), plain_values(chosen)
     if as_json:
-        print_json(found)
+        print_json({"step": chosen.root.step, "tensors": found, "values": values})
         return
+    print(f"step {chosen.root.step:,}")
     rows = [
         [each.name, each.role, each.dtype, "x".join(map(str, each.shape)) or "-", amount(each.bytes), each.digest[:12]]
         for each in found
     ]
-    print_table(["NAME", "ROLE", "DTYPE", "SHAPE", "SIZE", "DIGEST"], rows)
+    if rows:
+        print_table(["NAME", "ROLE", "DTYPE", "SHAPE", "SIZE", "DIGEST"], rows)
+    if rows and values:
+        print()
+    if values:
+        print_table(["NAME", "VALUE"], [[name, in_a_line(value)] for name, value in values.items()])
 
 
 @command.command()
@@ -124,11 +160,11 @@ def verify(directory: str, step: int | None, as_json: bool) -> None:
     with click.progressbar(length=total, label="verifying", file=sys.stderr) as bar:
         faults += check(directory, step, bar.update)
     if as_json:
-        print_json({"bytes": total, "faults": faults})
+        print_json({"bytes": bar.pos, "faults": faults})
     else:
         for fault in faults:
             print(fault)
-        print(f"{amount(total)} read, {len(faults)} faults")
+        print(f"{amount(bar.pos)} read, {counted(len(faults), 'fault')}")
     sys.exit(1 if faults else 0)
 
 
@@ -158,13 +194,20 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("target", type=click.Path(path_type=Path))
 @_step
-def export(directory: str, kind: str, target: Path, step: int | None) -> None:
+@_json
+def export(directory: str, kind: str, target: Path, step: int | None, as_json: bool) -> None:
     """Write a step in another format: Hugging Face safetensors, DCP, or torch.save."""
     from argosy.checkpoint import export as write
 
     found = write(directory, kind, target, step)
     count = len({id(tensor) for tensor in found.tensors.values()})
-    print(f"step {found.step:,} written to {target} ({counted(count, 'tensor')}, {amount(found.bytes)}, verified)")
+    if as_json:
+        said = {"tensors": count, "bytes": found.bytes, "left_out": found.unused, "passed_over": found.skipped}
+        print_json({"step": found.step, "source": found.source, "target": str(target), **said})
+        return
+    source = f" from {found.source}" if "keeper" in found.source else ""
+    size = f"{counted(count, 'tensor')}, {amount(found.bytes)}"
+    print(f"step {found.step:,}{source} written to {target} ({size}, verified)")
     for reason in found.skipped:
         print(f"passed over {reason}")
     if found.unused:
@@ -176,27 +219,56 @@ def export(directory: str, kind: str, target: Path, step: int | None) -> None:
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
 @click.option("--step", type=int, help="The step that it becomes; 0 if not given.")
-def import_(kind: str, source: Path, directory: str, step: int | None) -> None:
+@click.option("--in-order", is_flag=True, help="The optimizer was made of model.parameters(): its numbers are theirs.")
+@_json
+def import_(kind: str, source: Path, directory: str, step: int | None, in_order: bool, as_json: bool) -> None:
     """Make a committed step of another format's files."""
     from argosy.checkpoint import import_ as read
 
-    count = read(kind, source, directory, step)
-    print(f"{counted(count, 'tensor')} committed as step {step or 0} of {directory}")
+    count = read(kind, source, directory, step, in_order=in_order)
+    if as_json:
+        print_json({"step": step or 0, "directory": directory, "tensors": count})
+        return
+    print(f"{counted(count, 'tensor') if count else 'plain values alone'} committed as step {step or 0} of {directory}")
 
 
 @command.command()
 @_place
-@click.option("--keep-last", type=int, default=3, show_default=True, help="How many of the newest to keep.")
+@click.option("--keep-last", type=int, help="How many of the newest to keep.")
+@click.option(
+    "--keep-best",
+    metavar="METRIC:COUNT[:highest]",
+    multiple=True,
+    help="Also keep the steps with the lowest (or highest) of a metric.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_json
-def prune(directory: str, keep_last: int, dry_run: bool, as_json: bool) -> None:
-    """Delete old steps; tagged and pinned ones stay, and whatever a kept one refers to."""
+def prune(directory: str, keep_last: int | None, keep_best: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    """Delete old steps; tagged and pinned ones stay, and whatever a kept one refers to.
+
+    What a run's own Saver would keep is not known here: say it again (--keep-best).
+    """
     from argosy.checkpoint import KeepLast, prune_steps
 
-    gone, kept = prune_steps(directory, [KeepLast(keep_last)], dry_run=dry_run)
+    best = [_keep_best(text) for text in keep_best]
+    if keep_last is None and not best:
+        raise ConfigError("what to keep was not said", hint="--keep-last 3, or --keep-best val:2; --dry-run only shows")
+    last = [] if keep_last is None else [KeepLast(keep_last)]
+    gone, kept = prune_steps(directory, [*last, *best], dry_run=dry_run)
     if as_json:
         print_json({"deleted": gone, "kept": dict(kept)})
         return
     rows: list[list[Any]] = [[name, "would go" if dry_run else "deleted"] for name in gone]
     rows += [[name, f"kept: {reason}"] for name, reason in sorted(kept.items())]
-    print_table(["STEP", "WHAT"], rows) if rows else print("no step was committed here")
+    print_table(["STEP", "WHAT"], rows) if rows else print_none(directory)
+
+
+def _keep_best(text: str) -> Any:
+    """`val:2` or `accuracy:2:highest`; names of metrics may hold colons."""
+    from argosy.checkpoint import KeepBest
+
+    short = text.removesuffix(":highest")
+    metric, _, count = short.rpartition(":")
+    if not metric or not count.isdigit():
+        raise ConfigError(f"not METRIC:COUNT or METRIC:COUNT:highest: {text}", hint="--keep-best val:2")
+    return KeepBest(metric, int(count), highest=short != text)

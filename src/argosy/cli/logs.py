@@ -30,6 +30,9 @@ def command(run: str, follow: bool, ranks: str | None, stream: str | None, launc
         print_json([{"rank": rank, "generation": gen, "stream": kind, "path": str(p)} for rank, gen, kind, p in files])
         return
     if not files and not follow:
+        if record.state == "running" and launch in (None, record.launch):
+            print("nothing was written yet", file=sys.stderr)
+            return
         raise ConfigError(f"no output was kept: {folder}")
     show(directory, folder, files, record.size, follow, ranks, stream)
 

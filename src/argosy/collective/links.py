@@ -163,7 +163,9 @@ class Links:
             self.on_loss()
 
     def _hear(self, rank: int, link: socket.socket) -> bool:
-        """Read what a peer says, in the watcher's thread; False when its link has ended."""
+        """Read what a peer says, in the watcher's thread; False when its link has ended, or is closed here."""
+        if link.fileno() < 0:
+            return False
         try:
             raw = link.recv(4096)
         except BlockingIOError:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from argosy.collective import segment as segments
 from argosy.collective.links import Door, own_address
 from argosy.collective.segment import ABORT_ELSEWHERE, Segment, Shape
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost, format_ranks
+from argosy.fabric import host_id
 
 _POLL_S = 0.002
 _FORBIDDEN_S = 2.0
@@ -63,23 +64,6 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
 class Superseded(ArgosyError):
     """The meeting was given up: a newer generation is being formed."""
-
-
-def host_id() -> str:
-    """The same for processes that can open each other's files under /proc: one kernel, user, and set of namespaces."""
-    return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
-
-
-@cache
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _namespace(kind: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/ns/{kind}")
-    except FileNotFoundError:  # a kernel without such namespaces has one
-        return kind
 
 
 def meet(

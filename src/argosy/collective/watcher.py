@@ -4,6 +4,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from argosy._select import native
 from argosy.core import WaitStatus
@@ -62,7 +63,8 @@ class Watcher:
         with self._lock:
             if self._attended.get(fd) is ready:
                 del self._attended[fd]
-                self._poll.unregister(fd)
+                with suppress(OSError):  # its owner closed it meanwhile: the kernel has forgotten it
+                    self._poll.unregister(fd)
 
     def _drop(self, pidfd: int, pid: int) -> None:
         self._poll.unregister(pidfd)

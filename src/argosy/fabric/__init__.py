@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.fabric.here import Arrive, Assist, Place, Released, here
+from argosy.fabric.host import host_id
 from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
 from argosy.fabric.paths import (
     build_id,
@@ -75,6 +76,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "cache_dir",
     "connect",
     "here",
+    "host_id",
     "listen",
     "peer_credentials",
     "runtime_dir",

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 import argosy
@@ -11,6 +12,7 @@ from argosy.core import ConfigError
 SOCKET_PATH_MAX = 107
 
 
+@cache
 def build_id() -> str:
     """The version, and for a source tree a digest of its files: daemons of older code are not reused."""
     package = Path(argosy.__file__).parent

@@ -4,7 +4,6 @@
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,5 +184,5 @@ def state_of(run: "Run") -> State:
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():
             if unit is not None and member.layout.ranks == tuple(range(run.size)):
-                unit.members[key] = replace(member, layout=replicated(member.shape, ranks))
+                unit.members[key] = msgspec.structs.replace(member, layout=replicated(member.shape, ranks))
     return state

@@ -7,7 +7,7 @@ B2  A rank that is lost meanwhile undoes nothing: whoever is unsure of its state
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, list_steps
+from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, Unreadable, list_steps
 from argosy.collective import Superseded
 from argosy.core import ConfigError, DeadlinePassed, PeerLost
 from argosy.train.asked import check_count
@@ -129,7 +129,7 @@ class Rewinding:
         for step in steps:
             try:
                 return self._run.mending.restore(self._run.directory, step)
-            except (CorruptShard, StepNotFound) as error:
+            except (CorruptShard, StepNotFound, Unreadable) as error:
                 self._run.say(str(error))
         return None
 

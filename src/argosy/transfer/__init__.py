@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
+from argosy.transfer.blocks import BLOCKS_NOTE, NOTES, Blocks, UnalignedBlocks, blocked, flat_ranges
 from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
 from argosy.transfer.copying import (
     ZERO,
@@ -10,11 +11,13 @@ from argosy.transfer.copying import (
     Progress,
     Spot,
     Sums,
+    Table,
     add,
     copy_boxes,
     finish,
     rows_of,
     spot,
+    table_of,
 )
 from argosy.transfer.layout import (
     Layout,
@@ -40,6 +43,7 @@ from argosy.transfer.mapping import (
     seen_from_source,
 )
 from argosy.transfer.planning import CHUNK_BYTES, Explained, Move, Plan, Tensor, Transfer, Uncovered, overlaps, reshard
+from argosy.transfer.trees import grown, holds_values, references
 from argosy.transfer.units import (
     DTYPES,
     Adoption,
@@ -47,16 +51,15 @@ from argosy.transfer.units import (
     Member,
     Role,
     State,
-    UnalignedBlocks,
     Unit,
     Value,
-    blocked,
     checked_roles,
     flat_members,
-    flat_ranges,
     full_name,
     held,
+    is_plain,
     role_of,
+    why_fixed,
 )
 
 if TYPE_CHECKING:
@@ -75,10 +78,13 @@ _HOMES: dict[str, str] = {
 __getattr__, _torch_names = lazy(__name__, _HOMES)
 
 __all__ = [
+    "BLOCKS_NOTE",
     "CHUNK_BYTES",
     "DTYPES",
+    "NOTES",
     "ZERO",
     "Adoption",
+    "Blocks",
     "Box",
     "Copy",
     "CorruptTransfer",
@@ -104,6 +110,7 @@ __all__ = [
     "Stacked",
     "State",
     "Sums",
+    "Table",
     "Tensor",
     "Transfer",
     "Transposed",
@@ -125,11 +132,15 @@ __all__ = [
     "flat_ranges",
     "from_safetensors",
     "full_name",
+    "grown",
     "held",
+    "holds_values",
+    "is_plain",
     "layout_of",
     "move",
     "overlaps",
     "parts_by_source",
+    "references",
     "replicated",
     "reshard",
     "role_of",
@@ -138,6 +149,8 @@ __all__ = [
     "sharded",
     "spot",
     "strides_of",
+    "table_of",
     "torch_dtypes",
     "whole",
+    "why_fixed",
 ]

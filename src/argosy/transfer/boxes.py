@@ -120,3 +120,13 @@ def cut(box: Box, cells_max: int) -> Iterator[Box]:
     for row in range(0, box.shape[0], rows):
         size = min(rows, box.shape[0] - row)
         yield Box((box.start[0] + row, *box.start[1:]), (size, *box.shape[1:]))
+
+
+def has_shared_cells(shape: Sequence[int], strides: Sequence[int], cell: int = 1) -> bool:
+    """Whether two cells may share memory, as those of an expanded tensor do; strides in the unit of `cell`."""
+    end = cell
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if not size or stride < end:
+            return bool(size)
+        end += stride * (size - 1)
+    return False

@@ -13,6 +13,7 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy._select import native
 from argosy.transfer.boxes import Box, strides_of
@@ -20,6 +21,7 @@ from argosy.transfer.boxes import Box, strides_of
 Sums = tuple[int, int]
 ZERO: Sums = (0, 0)
 _LOOPS = 3
+_FIELDS = 16
 
 
 class Spot(NamedTuple):
@@ -45,7 +47,7 @@ def spot(address: int, itemsize: int, strides: Sequence[int], inside: Sequence[i
 
 
 class Progress:
-    """How far `copy_boxes` is, for another thread to look at; with one thread copies are made in their order."""
+    """How far `Table.perform` is, for another thread to look at; with one thread copies are made in their order."""
 
     def __init__(self) -> None:
         self._records = ctypes.c_uint64()
@@ -62,29 +64,47 @@ class Progress:
         return bisect_right(self._ends, self._records.value)
 
 
-def copy_boxes(copies: Iterable[Copy], threads: int = 1, progress: Progress | None = None) -> list[Sums]:
-    """Perform the copies; returns the sums of each. The GIL is released while bytes move.
+class Table(NamedTuple):
+    """Copies as native code makes them: so many rows for each."""
 
-    The caller keeps the memory alive and lets no two copies write the same cells.
-    """
-    rows: list[tuple[int, ...]] = []
-    counts: list[int] = []
-    for copy in copies:
-        before = len(rows)
-        rows += rows_of(copy)
-        counts.append(len(rows) - before)
-    table = np.array(rows, "<i8").tobytes()
-    answers = native.copy_digest(table, threads, progress.begin(counts) if progress else 0)
-    found: list[list[int]] = np.frombuffer(answers, "<u8").reshape(-1, 2).tolist()
-    sums: list[Sums] = []
-    position = 0
-    for count in counts:
-        if count == 1:
-            sums.append((found[position][0], found[position][1]))
-        else:
-            sums.append(add((each[0], each[1]) for each in found[position : position + count]))
-        position += count
-    return sums
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def moved(self, sources: NDArray[np.int64], destination: int) -> "Table":
+        """The same between memory that begins elsewhere: for each row its source, for all one destination."""
+        rows = self.rows.copy()
+        rows[:, 0] += sources
+        rows[:, 1] += destination
+        return Table(rows, self.counts)
+
+    def only(self, chosen: NDArray[np.bool_]) -> "Table":
+        """Some of the copies, in their order."""
+        return Table(self.rows[np.repeat(chosen, self.counts)], self.counts[chosen])
+
+    def perform(self, threads: int = 1, progress: Progress | None = None) -> NDArray[np.uint64]:
+        """Make the copies; returns the sums of each. The GIL is released while bytes move.
+
+        The caller keeps the memory alive and lets no two copies write the same cells.
+        """
+        begun = progress.begin(self.counts.tolist()) if progress else 0
+        found = np.frombuffer(native.copy_digest(self.rows.tobytes(), threads, begun), "<u8").reshape(-1, 2)
+        # Sums are taken modulo 2^64, so those of some rows are the difference of two running ones.
+        running = np.zeros((len(found) + 1, 2), np.uint64)
+        np.cumsum(found, axis=0, out=running[1:])
+        ends = np.cumsum(self.counts)
+        return running[ends] - running[ends - self.counts]
+
+
+def table_of(copies: Iterable[Copy]) -> Table:
+    """The table of these copies."""
+    parts = [rows_of(copy) for copy in copies]
+    rows = np.array([row for part in parts for row in part], "<i8").reshape(-1, _FIELDS)
+    return Table(rows, np.array([len(part) for part in parts], "<i8"))
+
+
+def copy_boxes(copies: Iterable[Copy], threads: int = 1) -> list[Sums]:
+    """Make the copies, see `Table.perform`; returns the sums of each."""
+    return [(low, high) for low, high in table_of(copies).perform(threads).tolist()]
 
 
 def rows_of(copy: Copy) -> list[tuple[int, ...]]:

@@ -51,6 +51,11 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         return {rank: tuple(pieces) for rank, pieces in found.items()}
 
     @cached_property
+    def held(self) -> dict[int, tuple[Piece, ...]]:
+        """The same, those that have cells."""
+        return {rank: tuple(piece for piece in pieces if piece.box.cells) for rank, pieces in self.by_rank.items()}
+
+    @cached_property
     def replicas(self) -> dict[Box, tuple[Piece, ...]]:
         """The distinct boxes, each with the pieces that hold it, ranks ascending."""
         found: dict[Box, list[Piece]] = {}

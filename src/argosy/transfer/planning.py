@@ -13,19 +13,22 @@ from functools import lru_cache
 import msgspec
 
 from argosy.core import ConfigError
+from argosy.transfer.blocks import Blocking, Blocks, UnalignedBlocks
 from argosy.transfer.boxes import Box, cut
-from argosy.transfer.layout import Layout, Piece
+from argosy.transfer.layout import Layout, Piece, replicated
 from argosy.transfer.mapping import Remap, seen_from_destination
+from argosy.transfer.units import State
 
 CHUNK_BYTES = 8 << 20
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What a side of a plan knows of a tensor: its layout and the bytes of a cell."""
+    """What a side of a plan knows of a tensor: its layout, the bytes of a cell, and of scales, where the blocks are."""
 
     layout: Layout
     itemsize: int
     dtype: str = ""
+    blocking: Blocking | None = None
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -48,6 +51,18 @@ class Transfer(msgspec.Struct, frozen=True):
         return self.move.box.cells * self.itemsize
 
 
+class Anew(msgspec.Struct, frozen=True):
+    """Scales that a destination has for other blocks: old ones go to it whole, and values are quantised anew there."""
+
+    old: Blocking
+    new: Blocking
+    codes: str
+    layout: Layout
+    """That of the codes, at the destination."""
+    book: str
+    """The tensor that has the values of the codes, if that is one."""
+
+
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """A plan in numbers; `str()` of it is for a person."""
 
@@ -61,6 +76,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float
     links: list[tuple[int, int, int]]
     """(from rank, to rank, bytes), the largest first."""
+    requantised: list[str]
+    """Scales whose values are quantised anew, which is not exact."""
 
     def __str__(self) -> str:
         lines = [
@@ -71,6 +88,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"  rank {a} -> rank {b}: {n:,} bytes" for a, b, n in self.links[:16]]
         if len(self.links) > 16:
             lines.append(f"  … and {len(self.links) - 16} more pairs")
+        if self.requantised:
+            lines.append(f"quantised anew, not exact: {', '.join(self.requantised)}")
         return "\n".join(lines)
 
 
@@ -84,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True):
     bytes_bound: int = 0
     """What ranks need and do not hold: no plan sends less."""
     host_of: Callable[[int], int] = lambda rank: rank
+    requantised: dict[str, Anew] = {}
 
     def transfers(self, rank: int | None = None) -> Iterator[Transfer]:
         """What moves, in the order of sending, no message larger than the staging allows; of one rank if given."""
@@ -119,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True):
             staging_bytes=self.staging_bytes,
             predicted_s=max(busiest.values(), default=0) / bytes_per_s,
             links=sorted(((a, b, n) for (a, b), n in sent.items()), key=lambda link: (-link[2], link)),
+            requantised=sorted(self.requantised),
         )
 
 
@@ -127,23 +148,29 @@ class Uncovered(ConfigError):
 
 
 def reshard(
-    source: Mapping[str, Tensor],
-    destination: Mapping[str, Tensor],
+    source: Mapping[str, Tensor] | State,
+    destination: Mapping[str, Tensor] | State,
     *,
     keep: Collection[str] = (),
     remap: Remap | None = None,
+    requantize: bool = False,
     staging_bytes: int = 64 << 20,
     host_of: Callable[[int], int] = lambda rank: rank,
 ) -> Plan:
     """Plan how the tensors of `source` become those of `destination`; `keep` names destinations to leave alone.
 
+    Each side is a state, as `describe` gives it, or tensors by name.
+
     `remap` says which source tensors go under another name, are split, fused, stacked or transposed on their way.
-    A rank that carries the plan out holds at most `staging_bytes` on their way (`move`).
+    A rank that carries the plan out holds at most `staging_bytes` on their way (`move`). With `requantize` values that
+    have other blocks at the destination are quantised anew.
 
     Raises:
         Uncovered: a name is missing on one side, or the source does not hold every cell.
+        UnalignedBlocks: blocks differ, and `requantize` is not asked for or nobody says what codes mean.
         ConfigError: shapes or sizes of cells differ.
     """
+    source, destination = _side(source), _side(destination)
     if remap is not None:
         source = remapped(source, remap)
     missing = sorted(set(destination) - set(source) - set(keep))
@@ -152,6 +179,8 @@ def reshard(
     unmatched = sorted(set(source) - set(destination))
     if unmatched:
         raise Uncovered(f"not in the destination: {', '.join(unmatched[:5])}")
+    requantised = _requantised(source, destination, keep, requantize=requantize)
+    destination = {**destination, **{name: _old_scales(source[name], destination[name]) for name in requantised}}
     moves: dict[str, tuple[Move, ...]] = {}
     for index, name in enumerate(sorted(set(destination) - set(keep))):
         old, new = source[name], destination[name]
@@ -170,7 +199,52 @@ def reshard(
             missing_cells(source[name].layout, destination[name].layout) * destination[name].itemsize for name in moves
         ),
         host_of=host_of,
+        requantised=requantised,
     )
+
+
+def _side(tensors: Mapping[str, Tensor] | State) -> Mapping[str, Tensor]:
+    if not isinstance(tensors, State):
+        return tensors
+    return {
+        name: Tensor(member.layout, member.itemsize, member.dtype, member.blocking)
+        for name, _, member in tensors.members()
+    }
+
+
+def _requantised(
+    source: Mapping[str, Tensor], destination: Mapping[str, Tensor], keep: Collection[str], *, requantize: bool
+) -> dict[str, Anew]:
+    """The scales whose blocks differ."""
+    found: dict[str, Anew] = {}
+    for name in sorted(set(destination) - set(keep)):
+        old, new = source[name].blocking, destination[name].blocking
+        if old is None or new is None or old.is_as(new):
+            continue
+        unit, blocks = name.partition("::")[0], new.blocks
+        codes = f"{unit}::{blocks.codes}"
+        is_said = codes in destination and _is_said(unit, blocks, destination[codes], destination)
+        if not requantize or old.shape != new.shape or not is_said:
+            raise UnalignedBlocks(
+                f"{name} has other blocks at the destination, of {new.size} cells after {old.size}",
+                hint="choose cuts at multiples of the block, or pass requantize=True and say what codes mean",
+            )
+        book = f"{unit}::{blocks.book}" if blocks.book and isinstance(blocks.book, str) else ""
+        found[name] = Anew(old, new, codes, destination[codes].layout, book)
+    return found
+
+
+def _is_said(unit: str, blocks: Blocks, codes: Tensor, destination: Mapping[str, Tensor]) -> bool:
+    """Whether each code has a value: in a book, in a tensor, or as the number that it is."""
+    if isinstance(blocks.book, str) and blocks.book:
+        book = destination.get(f"{unit}::{blocks.book}")
+        return book is not None and book.layout.shape == (1 << 8 * codes.itemsize,)
+    return blocks.has_all(codes.itemsize) if blocks.book else blocks.is_said(codes.dtype)
+
+
+def _old_scales(old: Tensor, new: Tensor) -> Tensor:
+    """Those that are needed to understand codes: all, on each rank that gets any."""
+    return Tensor(replicated(old.layout.shape, new.layout.ranks), old.itemsize, old.dtype)
 
 
 def remapped(source: Mapping[str, Tensor], remap: Remap) -> dict[str, Tensor]:

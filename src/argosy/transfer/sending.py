@@ -19,7 +19,8 @@ from argosy.core import ArgosyError, ConfigError
 from argosy.transfer.boxes import Box, strides_of
 from argosy.transfer.copying import ZERO, Copy, Spot, Sums, add, copy_boxes, spot
 from argosy.transfer.layout import Piece
-from argosy.transfer.planning import Plan, Transfer
+from argosy.transfer.planning import Anew, Plan, Transfer
+from argosy.transfer.requantising import Requantise
 
 TIMEOUT_S = 600.0
 
@@ -56,7 +57,29 @@ def move(
         ConfigError: a tensor is missing, or not as the layout says.
         CorruptTransfer: sums of sender and receiver differ; destinations must not be used.
     """
-    return _Mover(plan, source, destination, group, timeout_s).run()
+    rank = dist.get_rank(group)
+    scales = {
+        name: _old_scales(destination[name], anew) for name, anew in plan.requantised.items() if name in destination
+    }
+    moved = _Mover(plan, source, {**destination, **scales}, group, timeout_s).run()
+    for name, old in scales.items():
+        anew = plan.requantised[name]
+        named = anew.new.blocks.book
+        Requantise(
+            codes=destination[anew.codes],
+            scales=destination[name],
+            old_scales=old,
+            book=destination[anew.book] if anew.book else (named if isinstance(named, tuple) else None),
+            old=anew.old,
+            new=anew.new,
+            layout=anew.layout,
+            rank=rank,
+        ).run()
+    return moved
+
+
+def _old_scales(scales: torch.Tensor, anew: Anew) -> torch.Tensor:
+    return torch.empty(anew.old.count, dtype=scales.dtype)
 
 
 @dataclass(slots=True)

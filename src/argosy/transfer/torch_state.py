@@ -3,10 +3,11 @@
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -14,7 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
+from argosy.transfer.blocks import BLOCKS_NOTE, WRAPPED_NOTE, Blocks, blocking_of, note_of
 from argosy.transfer.layout import Layout, Placement, Split, replicated, sharded
+from argosy.transfer.torch_extra import check_modules, extras_of
+from argosy.transfer.torch_inner import Owner, holder_of, inner_of, rank_of
+from argosy.transfer.torch_values import DEPTH, SURROGATE, is_option, is_value, key_of, value_of
+from argosy.transfer.torch_whole import KINDS, Whole
+from argosy.transfer.torch_wrapped import BOOK, PLAIN, bare, blocks_in, check_cut, is_short, noted, opened
 from argosy.transfer.units import (
     Adoption,
     Kind,
@@ -22,7 +29,6 @@ from argosy.transfer.units import (
     State,
     Unit,
     Value,
-    blocked,
     full_name,
     kind_of,
     role_of,
@@ -35,7 +41,6 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128",
 }  # fmt: skip
 torch_dtypes = {name: dtype for dtype, name in NAMES.items()}
-FLOAT = "$float"
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -44,15 +49,16 @@ def describe(
     optimizers: Optimizer | Iterable[Optimizer] | Mapping[str, Optimizer] = (),
     *,
     others: Mapping[str, Any] | None = None,
-    blocks: Mapping[str, int] | None = None,
+    blocks: Mapping[str, int | Blocks] | None = None,
     local: Collection[str] = (),
     ranks: tuple[int, int] | None = None,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `blocks` maps the key of an
-    optimizer's tensor of scales to its block size; `local` names entries of `others` that each rank keeps for
-    itself (random generators, cursors). `ranks` is (rank, size); torch.distributed's if it is initialised.
+    optimizer's tensor of scales to its block size, or to `Blocks`, which also say what it scales; `local` names
+    entries of `others` that each rank keeps for itself (random generators, cursors). `ranks` is (rank, size);
+    torch.distributed's if it is initialised.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
 
@@ -62,16 +68,25 @@ def describe(
     """
     rank, size = ranks or _place()
     state = State(rank, size)
-    builder = _Builder(state, dict(blocks or {}), others)
+    sizes = {key: each if isinstance(each, Blocks) else Blocks(each) for key, each in (blocks or {}).items()}
+    builder = _Builder(state, sizes, others)
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
-    for name, optimizer in _named(optimizers).items():
-        builder.add_optimizer(name, optimizer)
     for name, thing in (others or {}).items():
-        builder.add_other(f"rank{rank}/{name}" if name in local else name, thing, is_local=name in local)
-    state.adopt = builder.adopt
-    return state
+        if isinstance(thing, nn.Parameter):
+            builder.add_parameter(name, thing)
+    for name, optimizer in _named(optimizers).items():
+        if isinstance(optimizer, KINDS):
+            builder.add_other(name, Whole(name, optimizer, builder.names), is_local=False)
+        else:
+            builder.add_optimizer(name, optimizer)
+        builder.fence(optimizer)
+    for name, thing in (others or {}).items():
+        if not isinstance(thing, nn.Parameter):
+            builder.add_other(f"rank{rank}/{name}" if name in local else name, thing, is_local=name in local)
+    # Another state than the builder's: one that refers to itself would keep tensors until garbage is collected.
+    return replace(state, adopt=builder.adopt)
 
 
 def _place() -> tuple[int, int]:
@@ -90,8 +105,9 @@ def _named(optimizers: Any) -> dict[str, Optimizer]:
 
 def clean(name: str) -> str:
     """A parameter's name without what wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
+    if "_orig_mod." in name or "_wrapped_module." in name:
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
     return name
 
 
@@ -129,7 +145,7 @@ def _placement(placement: Any) -> Placement:
 
 def _without_memory(tensor: Tensor) -> str | None:
     """What a tensor is that has no memory with its cells one by one; None: it has."""
-    if nn.parameter.is_lazy(tensor):
+    if type(tensor) not in PLAIN and nn.parameter.is_lazy(tensor):
         return "not initialised yet"
     if tensor.is_nested:
         return "nested"
@@ -138,32 +154,58 @@ def _without_memory(tensor: Tensor) -> str | None:
     return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
 class _Builder:
     """Collects units, and remembers which live object each came from."""
 
-    def __init__(self, state: State, blocks: dict[str, int], home: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, state: State, blocks: dict[str, Blocks], home: Mapping[str, Any] | None = None) -> None:
         self.state, self.blocks, self.home = state, blocks, home
+        self._plain: dict[torch.Size, Layout] = {}
         self.names: dict[int, str] = {}
         self.origins: dict[str, str] = {}
         """Where each name comes from, as errors say it."""
         self.parameters: dict[str, Tensor] = {}
-        self.owners: dict[str, tuple[str, Optimizer, dict[str, Any]]] = {}
+        self.owners: dict[str, Owner] = {}
         self.others: dict[str, Any] = {}
         self.with_tensors: set[str] = set()
         """Those of `others` that are known by their tensors."""
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        """Those of `others` that are numpy's."""
+        self.around: list[int] = []
+        """The containers, by identity, around what is described just now."""
 
     def member(self, unit: str, key: str, role: Any, tensor: Tensor, kind: Kind = "same") -> Member:
-        name = full_name(unit, key)
+        if type(tensor) in PLAIN and _without_memory(tensor) is None:  # As most are.
+            layout, dtype = self._plain.get(tensor.shape), NAMES.get(tensor.dtype)
+            if layout is not None and dtype is not None and not is_short(tensor):
+                return Member(key, role, dtype, layout, tensor.detach() if tensor.requires_grad else tensor, kind)
         if (what := _without_memory(tensor)) is not None:
+            name = full_name(unit, key)
             raise ConfigError(f"{name} cannot be kept: its tensor is {what}", hint="plain tensors with memory can")
-        layout, part = layout_of(_detached(tensor), self.state.size)
-        if part.dtype not in NAMES:
+        layout, part = self._layout(tensor.detach() if tensor.requires_grad else tensor)
+        if type(part) not in PLAIN:
+            part = bare(part)
+            if opened(part) is not None:
+                name, what = full_name(unit, key), type(part).__name__
+                raise ConfigError(f"{name} cannot be kept: a {what} consists of other tensors", hint="keep those")
+        if is_short(part):
+            name, bytes_ = full_name(unit, key), part.untyped_storage().nbytes()
+            raise ConfigError(
+                f"{name} cannot be kept: its memory was freed, {bytes_} of its {part.nbytes} bytes are left"
+            )
+        dtype = NAMES.get(part.dtype)
+        if dtype is None:
+            name = full_name(unit, key)
             raise ConfigError(f"{name} cannot be kept: tensors of this dtype cannot: {part.dtype}")
-        return Member(key, role, NAMES[part.dtype], layout, part, kind)
+        return Member(key, role, dtype, layout, part, kind)
+
+    def _layout(self, tensor: Tensor) -> tuple[Layout, Tensor]:
+        """As `layout_of`; that of plain tensors is made once for each shape."""
+        if type(tensor) not in PLAIN:
+            return layout_of(tensor, self.state.size)
+        layout = self._plain.get(tensor.shape)
+        if layout is None:
+            layout = self._plain[tensor.shape] = layout_of(tensor, self.state.size)[0]
+        return layout, tensor
 
     def claim(self, name: str, origin: str) -> None:
         """A name belongs to one tensor: of two, one would be lost.
@@ -171,6 +213,8 @@ class _Builder:
         Raises:
             ConfigError: another has it.
         """
+        if name == "__metadata__" or (not name.isascii() and SURROGATE.search(name)):
+            raise ConfigError(f"a tensor cannot be called {name!r}: {origin}", hint="files could not say it")
         if name in self.origins:
             raise ConfigError(
                 f"two tensors would be called {name}: {self.origins[name]} and {origin}",
@@ -182,20 +226,24 @@ class _Builder:
         if not isinstance(thing, nn.Module):
             raise ConfigError(f"what is described is a module or a dict of modules: {type(thing).__name__}")
         module = unwrapped(thing)
+        check_modules(module)
         dot = f"{prefix}." if prefix else ""
         config: Any = getattr(module, "config", None)
         if hasattr(config, "to_json_string"):  # A Hugging Face model: its config goes with it.
             self.state.values["$config"] = json.loads(config.to_json_string(use_diff=False))
-        whose = f"of the {type(module).__name__} {prefix}".rstrip()
+        whose = [f"a {role} of the {type(module).__name__} {prefix}".rstrip() for role in ("parameter", "buffer")]
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            self._add_tensor(dot + clean(name), parameter, "parameter", whose)
-        kept = {clean(name) for name in module.state_dict(keep_vars=True)}
-        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._add_tensor(dot + clean(name), parameter, "parameter", whose[0])
+        for name, extra in extras_of(module):
+            self.add_other(dot + clean(name), extra, is_local=False)
+        buffers = list(module.named_buffers(remove_duplicate=False))
+        kept = {clean(name) for name in module.state_dict(keep_vars=True)} if buffers else set[str]()
+        for name, buffer in buffers:
             if clean(name) in kept:
-                self._add_tensor(dot + clean(name), buffer, "buffer", whose)
+                self._add_tensor(dot + clean(name), buffer, "buffer", whose[1])
 
-    def _add_tensor(self, name: str, tensor: Tensor, role: Any, whose: str) -> None:
-        self.claim(name, f"a {role} {whose}")
+    def _add_tensor(self, name: str, tensor: Tensor, role: Any, origin: str) -> None:
+        self.claim(name, origin)
         first = self.names.setdefault(id(tensor), name)
         if first != name:
             self.state.units[first].aliases += (name,)
@@ -204,35 +252,115 @@ class _Builder:
         self.state.units[name] = Unit(name, {key: self.member(name, key, role, tensor)})
         self.parameters[name] = tensor
 
+    def add_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        """One that belongs to no module."""
+        self._add_tensor(name, parameter, "parameter", f"[{name!r}]")
+
     def add_optimizer(self, title: str, optimizer: Optimizer) -> None:
+        owner: dict[str, Value] = {"optimizer": title, "class": lineage(optimizer)}
+        holder = holder_of(optimizer)
+        origin = f"state of {title}"
         for number, group in enumerate(optimizer.param_groups):
-            options = {key: value_of(value) for key, value in group.items() if key != "params" and is_value(value)}
+            options = {
+                key: value_of(value)
+                for key, value in group.items()
+                if is_option(f"group {number} of {title}", key, value)
+            }
             for parameter in group["params"]:
                 name = self.names.get(id(parameter))
                 if name is None:
-                    shape = list(parameter.shape)
-                    raise ConfigError(f"group {number} of {title} holds a parameter of no module: {shape}")
+                    raise ConfigError(
+                        f"group {number} of {title} holds a parameter that is not in the state, of shape "
+                        f"{list(parameter.shape)}",
+                        hint="give its module to the state too, or the parameter itself under a name",
+                    )
                 unit = self.state.units[name]
-                unit.options = {**options, "optimizer": title}
-                self.owners[name] = (title, optimizer, group)
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    self.claim(full_name(name, key), f"state of {title}")
+                unit.options = {**options, **owner}
+                rank = rank_of(optimizer, parameter)
+                self.owners[name] = Owner(title, optimizer, group, holder, rank)
+                for key, value in holder.state.get(parameter, {}).items():
+                    if not isinstance(key, str):
+                        raise ConfigError(f"optimizer state of {name} cannot be kept: one of its keys is {key!r}")
+                    self.claim(full_name(name, key), origin)
                     self._add_state(unit, key, value, parameter)
+                    if rank is not None:
+                        self._only_on(rank, unit, key)
+                self._check_blocks(unit)
+
+    def _only_on(self, rank: int, unit: Unit, key: str) -> None:
+        """State that one rank has for all."""
+        if key not in unit.members:
+            name = full_name(unit.name, key)
+            raise ConfigError(f"{name} cannot be kept: one rank has it for all, and it is no tensor")
+        member = unit.members[key]
+        unit.members[key] = msgspec.structs.replace(member, layout=replicated(member.shape, (rank,)))
+
+    def fence(self, optimizer: Optimizer) -> None:
         self.state.fences.append(lambda call: optimizer.register_step_pre_hook(_before_step(call)))
 
     def _add_state(self, unit: Unit, key: str, value: Any, parameter: Tensor) -> None:
         if isinstance(value, Tensor):
             if key in self.blocks:
-                layout, _ = layout_of(parameter, self.state.size)
-                scales = blocked(layout, self.blocks[key])
-                unit.members[key] = Member(key, "moment", NAMES[value.dtype], scales, value, "blocked")
+                self._add_scales(unit, key, value, layout_of(parameter, self.state.size)[0], self.blocks[key])
                 return
-            kind = kind_of(tuple(value.shape), tuple(parameter.shape))
-            unit.members[key] = self.member(unit.name, key, role_of(key, tuple(value.shape)), value, kind)
+            if type(value) not in PLAIN and self._add_wrapped(unit, key, value):
+                return
+            kind = "same" if value.is_nested else kind_of(value.shape, parameter.shape)
+            unit.members[key] = self.member(unit.name, key, role_of(key, value.shape), value, kind)
         elif is_value(value):
             unit.options.setdefault("state", {})[key] = value_of(value)
         else:
             raise ConfigError(f"optimizer state of {unit.name} cannot be kept: {key} is a {type(value).__name__}")
+
+    def _check_blocks(self, unit: Unit) -> None:
+        """See to it that scales name codes and a book that are there."""
+        for key, member in unit.members.items():
+            blocks = member.blocking.blocks if member.blocking else Blocks(1)
+            for named in (blocks.codes, blocks.book):
+                if named and isinstance(named, str) and named not in unit.members:
+                    there = ", ".join(sorted(unit.members))
+                    raise ConfigError(
+                        f"Blocks of {full_name(unit.name, key)} name {named!r}", hint=f"there are {there}"
+                    )
+
+    def _add_scales(self, unit: Unit, key: str, value: Tensor, layout: Layout, blocks: Blocks) -> None:
+        """One value per block of a tensor that is cut as `layout`."""
+        scales, blocking = blocking_of(layout, blocks)
+        cells = sum(piece.box.cells for piece in scales.by_rank.get(self.state.rank, ()))
+        if value.numel() != cells:
+            raise ConfigError(
+                f"{full_name(unit.name, key)} has {value.numel()} values, for blocks of {blocks.size} cells it would "
+                f"have {cells}"
+            )
+        member = Member(key, "moment", NAMES[value.dtype], scales, value, "blocked", blocking)
+        unit.members[key] = member
+        unit.options.setdefault(BLOCKS_NOTE, {})[key] = note_of(blocking)
+
+    def _add_wrapped(self, unit: Unit, key: str, value: Tensor) -> bool:
+        """A tensor that consists of others is known by these; False: it does not."""
+        if value.is_nested:
+            return False
+        layout, part = layout_of(value, self.state.size)
+        inner = opened(part)
+        if inner is None:
+            return False
+        check_cut(full_name(unit.name, key), inner, layout)
+        name, blocks = full_name(unit.name, key), blocks_in(key, inner, part.numel())
+        for each, tensor in inner.items():
+            self.claim(f"{name}.{each}", f"a part of {name}")
+            if each in blocks:
+                self._add_scales(unit, f"{key}.{each}", tensor, layout, blocks[each])
+                continue
+            member = self.member(unit.name, f"{key}.{each}", role_of(key, tensor.shape), tensor, "reduced")
+            if tensor.shape != part.shape and part.shape != value.shape and each != BOOK:
+                raise ConfigError(
+                    f"{name} cannot be kept: it is cut over ranks, and nobody says how its {each} goes with it"
+                )
+            if tensor.shape == part.shape:
+                member = msgspec.structs.replace(member, layout=layout, kind="same")
+            unit.members[f"{key}.{each}"] = member
+        unit.options.setdefault(WRAPPED_NOTE, {})[key] = noted(name, part)
+        return True
 
     def add_other(self, name: str, thing: Any, *, is_local: bool) -> None:
         self.others[name] = thing
@@ -247,7 +375,10 @@ class _Builder:
     def _tree(self, name: str, content: Any, role: Any, path: str) -> Value:
         """Put tensors into units; return the rest with references to them."""
         if isinstance(content, np.ndarray):
-            content = torch.from_numpy(content)  # The same memory.
+            self.arrays[name] = content
+            if content.dtype.hasobject or content.dtype.kind in "SUVmM":
+                raise ConfigError(f"{name} cannot be kept: arrays of this dtype cannot: {content.dtype}")
+            content = torch.from_numpy(content if content.flags.writeable else content.copy())  # The same memory.
         if isinstance(content, Tensor):
             self.claim(name, f"that at {path}")
             member = self.member(name, "value", role, content)
@@ -256,16 +387,8 @@ class _Builder:
             self.state.units[name] = Unit(name, {"value": member})
             self.parameters[name] = content
             return {"$tensor": name}
-        if isinstance(content, Mapping):
-            items = [
-                [key, self._tree(f"{name}.{key}", value, role, f"{path}[{key!r}]")] for key, value in content.items()
-            ]
-            if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
-                return dict(items)
-            return {"$items": items}  # Also where a key could be taken for a mark of ours.
-        if isinstance(content, list | tuple):
-            parts = [self._tree(f"{name}.{i}", value, role, f"{path}[{i}]") for i, value in enumerate(content)]
-            return parts if isinstance(content, list) else {"$tuple": parts}
+        if isinstance(content, Mapping | list | tuple):
+            return self._container(name, content, role, path)
         if not is_value(content):
             what = "number of more than 64 bits" if isinstance(content, int) else type(content).__name__
             raise ConfigError(
@@ -274,6 +397,22 @@ class _Builder:
             )
         return value_of(content)
 
+    def _container(self, name: str, content: Any, role: Any, path: str) -> Value:
+        if id(content) in self.around or len(self.around) == DEPTH:
+            what = "it contains itself" if id(content) in self.around else f"it is nested more than {DEPTH} deep"
+            raise ConfigError(f"{name[:100]} cannot be kept: {what}, at {path[:100]}")
+        self.around.append(id(content))
+        pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
+        items = [(key, self._tree(f"{name}.{key}", value, role, f"{path}[{key!r}]")) for key, value in pairs]
+        self.around.pop()
+        if not isinstance(content, Mapping):
+            parts = [part for _, part in items]
+            return parts if isinstance(content, list) else {"$tuple": parts}
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+            return dict(items)
+        # Also where a key could be taken for a mark of ours.
+        return {"$items": [(key_of(name, key), value) for key, value in items]}
+
     def adopt(self, stored: State) -> Adoption:
         """Find or make a tensor for each stored member; nothing of the live state changes before `commit`."""
         from argosy.transfer.torch_adopt import adopt
@@ -281,44 +420,17 @@ class _Builder:
         return adopt(self.state, stored, self)
 
 
+def lineage(optimizer: Optimizer) -> list[str]:
+    """The names of an optimizer's class and of those that it derives from: who shares one understands its state.
+
+    Without modules, as a script's classes have another one when it is imported.
+    """
+    kinds = type(inner_of(optimizer)).__mro__  # Wrappers keep no state of their own.
+    return [kind.__name__ for kind in kinds if issubclass(kind, Optimizer) and kind is not Optimizer]
+
+
 def _before_step(call: Callable[[], None]) -> Callable[..., None]:
     def hook(*_: Any) -> None:
         call()
 
     return hook
-
-
-def is_value(value: Any) -> bool:
-    """Whether JSON can say it, or it is a tensor of one number."""
-    if isinstance(value, list | tuple):
-        return all(map(is_value, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_value(inner) for key, inner in value.items())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**64  # More bits JSON may lose.
-    return value is None or isinstance(value, float | str) or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-
-
-def value_of(value: Any) -> Value:
-    """The same as JSON can say it, which knows no infinity."""
-    if isinstance(value, list | tuple):
-        return [value_of(inner) for inner in value]
-    if isinstance(value, dict):
-        return {key: value_of(inner) for key, inner in value.items()}
-    if isinstance(value, Tensor | np.generic):
-        value = value.item()
-    return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def from_value(value: Value) -> Any:
-    """What `value_of` was given, but lists for tuples."""
-    if isinstance(value, dict):
-        found = {key: from_value(inner) for key, inner in value.items()}
-        return float(found[FLOAT]) if FLOAT in found else found
-    return [from_value(inner) for inner in value] if isinstance(value, list) else value

@@ -9,9 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from argosy.core import ConfigError
-from argosy.transfer.boxes import flat_boxes, strides_of, whole
-from argosy.transfer.layout import Layout, Piece, Range, flat, flat_buffer
+from argosy.transfer.blocks import Blocking
+from argosy.transfer.boxes import has_shared_cells
+from argosy.transfer.layout import Layout, Piece, flat_buffer
 
 Role = Literal["parameter", "master", "moment", "step", "rng", "buffer", "local"]
 Kind = Literal["same", "blocked", "reduced", "scalar"]
@@ -25,12 +28,7 @@ DTYPES = {
 """Bytes of a cell by its safetensors name; C128 is ours."""
 
 
-class UnalignedBlocks(ConfigError):
-    """A cut falls inside a block of quantised values."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class Member(msgspec.Struct, frozen=True, eq=False):
     """One tensor of a unit: how it is laid out over ranks, and this rank's part of it.
 
     `local` is a torch tensor or numpy array whose memory the pieces of this rank index; None where the rank
@@ -43,6 +41,8 @@ class Member:
     layout: Layout
     local: Any = None
     kind: Kind = "same"
+    blocking: Blocking | None = None
+    """Of scales: what they are the scales of."""
 
     @property
     def itemsize(self) -> int:
@@ -53,13 +53,12 @@ class Member:
         return self.layout.shape
 
 
-@dataclass(slots=True)
-class Unit:
+class Unit(msgspec.Struct):
     """A parameter with its master, moments and step, the options of its group, and its other names."""
 
     name: str
-    members: dict[str, Member] = field(default_factory=dict[str, Member])
-    options: dict[str, Value] = field(default_factory=dict[str, Value])
+    members: dict[str, Member] = {}
+    options: dict[str, Value] = {}
     aliases: tuple[str, ...] = ()
 
 
@@ -100,6 +99,12 @@ class Adoption:
     """Stored tensors that have no place here."""
     bare: list[str] = field(default_factory=list[str])
     """Parameters that an optimizer has here, and that were stored without one: their moments would begin anew."""
+    fresh: set[str] = field(default_factory=set[str])
+    """Targets in memory that is nobody's before the commit."""
+    requantised: list[str] = field(default_factory=list[str])
+    """Stored scales of other blocks than are here: their values are quantised anew by `commit`."""
+    merged: list[str] = field(default_factory=list[str])
+    """Options that were stored of several groups and are one here, found by `commit`: the last of them counts."""
 
 
 def checked_roles(roles: Collection[str] | None) -> None:
@@ -135,50 +140,6 @@ def kind_of(shape: tuple[int, ...], parameter: tuple[int, ...]) -> Kind:
     return "scalar" if shape == () else "reduced"
 
 
-def blocked(layout: Layout, block: int) -> Layout:
-    """The layout of one value per `block` cells of a tensor that is cut as `layout`.
-
-    Raises:
-        UnalignedBlocks: a cut does not fall on the border of a block.
-    """
-    cells = whole(layout.shape).cells
-    count = -(-cells // block)
-    ranges: list[Range] = []
-    for rank in layout.ranks:
-        offset = 0
-        for first, last in flat_ranges(layout, rank):
-            if first % block or (last % block and last != cells):
-                raise UnalignedBlocks(
-                    f"blocks of {block} cells are cut at {first}:{last} of {cells} on rank {rank}",
-                    hint="choose ranks or shard sizes that are multiples of the block",
-                )
-            size = -(-last // block) - first // block
-            ranges.append(Range(rank, first // block, first // block + size, offset))
-            offset += size
-    return flat((count,), ranges)
-
-
-def flat_ranges(layout: Layout, rank: int) -> list[tuple[int, int]]:
-    """The cells that a rank holds as ranges of the row-major order, joined where they touch.
-
-    Raises:
-        UnalignedBlocks: they are so many small ranges that blocks make no sense.
-    """
-    strides = strides_of(layout.shape)
-    ranges: list[tuple[int, int]] = []
-    for piece in layout.by_rank.get(rank, ()):
-        if not piece.box.cells:
-            continue
-        first = sum(a * s for a, s in zip(piece.box.start, strides, strict=True))
-        if flat_boxes(layout.shape, first, first + piece.box.cells) != [piece.box]:
-            raise UnalignedBlocks(f"{piece.box} of {list(layout.shape)} is not contiguous, so blocks cross its border")
-        if ranges and ranges[-1][1] == first:
-            ranges[-1] = (ranges[-1][0], first + piece.box.cells)
-        else:
-            ranges.append((first, first + piece.box.cells))
-    return ranges
-
-
 def flat_members(
     shapes: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[Role, str, Any]], ranks: int, *, align: int = 1
 ) -> dict[str, dict[str, Member]]:
@@ -196,4 +157,23 @@ def flat_members(
 
 def held(member: Member, rank: int) -> tuple[Piece, ...]:
     """The pieces of a rank that have cells."""
-    return tuple(piece for piece in member.layout.by_rank.get(rank, ()) if piece.box.cells)
+    return member.layout.held.get(rank, ())
+
+
+def is_plain(local: Any) -> bool:
+    """Whether a tensor's or array's cells lie in memory of the CPU one after the other, as they are."""
+    if hasattr(local, "data_ptr"):
+        # A view that is conjugate or negative has other cells than its memory.
+        return local.is_cpu and local.is_contiguous() and not local.is_conj() and not local.is_neg()
+    return local.flags.c_contiguous
+
+
+def why_fixed(local: Any) -> str | None:
+    """Why a tensor or array cannot be written to, cell by cell; None: it can."""
+    if hasattr(local, "data_ptr"):
+        is_shared = not local.is_contiguous() and has_shared_cells(local.shape, local.stride())
+    elif local.flags.writeable:
+        is_shared = has_shared_cells(local.shape, local.strides, local.itemsize)
+    else:
+        return "it is read-only"
+    return "its cells share memory with each other, as those of an expanded tensor do" if is_shared else None

@@ -10,7 +10,7 @@ import msgspec
 import setproctitle
 
 from argosy.checkpoint.keeper.service import Config, Keeper
-from argosy.checkpoint.keeper.starting import beside, ensure_peer, forget_lock
+from argosy.checkpoint.keeper.starting import READY, beside, ensure_peer, forget_lock
 from argosy.core import ArgosyError
 
 
@@ -25,31 +25,38 @@ def leave_cgroup() -> None:
                 (above.parent / "cgroup.procs").write_text("0")
 
 
+def say(line: str) -> None:
+    """Tell the starter, in one write: two processes do."""
+    os.write(1, f"{line}\n".encode())
+
+
 def main() -> None:
-    if os.fork():
+    if keeper := os.fork():
+        say(str(keeper))
         os._exit(0)  # The starter waits for this one; the keeper is nobody's child.
     leave_cgroup()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = msgspec.json.decode(sys.argv[1], type=Config)
-    setproctitle.setproctitle(f"argosy: keeper at {config.socket}")
+    setproctitle.setproctitle(f"argosy: keeper of {config.place} at {config.socket}")
     os.chdir("/")
     try:
         if config.peer:
             ensure_peer(config)
         keeper = Keeper(config)
     except (ArgosyError, OSError) as error:
-        print(str(error), flush=True)
+        say(str(error))
         os._exit(1)
     os.close(int(sys.argv[2]))  # The starter's lock: whoever looks for a keeper now finds this one.
     with contextlib.suppress(BrokenPipeError):  # The starter may be dead already.
-        print("ready", flush=True)
+        say(READY)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     keeper.run()
-    with contextlib.suppress(OSError):
-        beside(Path(config.socket), "log").unlink()
-    forget_lock(Path(config.socket))
+    if not keeper.is_over:  # Else these are its successor's.
+        with contextlib.suppress(OSError):
+            beside(Path(config.socket), "log").unlink()
+        forget_lock(Path(config.socket))
     os._exit(0)  # Threads that wait for a store need not be waited for.
 
 

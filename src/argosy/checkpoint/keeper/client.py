@@ -11,7 +11,7 @@ import os
 import select
 import time
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Condition, Thread, current_thread
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -21,7 +21,9 @@ from argosy.checkpoint.arena import Arena, memory_of
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import ROOT, Draft, digest, unseal
 from argosy.checkpoint.keeper.life import Life, default_life, peer_path, socket_path
+from argosy.checkpoint.keeper.memory import Memory, close_all
 from argosy.checkpoint.keeper.messages import (
+    Apart,
     Bye,
     Durable,
     Failed,
@@ -33,6 +35,7 @@ from argosy.checkpoint.keeper.messages import (
     Look,
     Overtaken,
     Refused,
+    Returned,
     Said,
     Torn,
     Welcome,
@@ -80,9 +83,18 @@ def default_keeping() -> Keeping | None:
 
 
 class _Submitted(NamedTuple):
+    """Whoever holds one uses its arena."""
+
     draft: Draft
     arena: Arena
     done: Done
+    is_given_up: bool = False
+    """A rank was replaced: without the keeper it cannot become whole."""
+
+    @property
+    def turn(self) -> str:
+        """All ranks write what they have to in this order."""
+        return self.draft.name.rpartition("-")[2]
 
 
 class KeptWriter:
@@ -90,6 +102,7 @@ class KeptWriter:
 
     def __init__(self, committer: Committer, keeping: Keeping, path: str) -> None:
         self.committer, self._keeping = committer, keeping
+        committer.store.say = committer.say
         life = keeping.life or default_life()
         self._path, self._life, self._place = socket_path(path, life), life, os.path.abspath(path)
         if is_url(path):
@@ -97,20 +110,16 @@ class KeptWriter:
         self._changed = Condition()
         self._answers: list[tuple[FromKeeper, list[int]]] = []
         self._submitted: dict[str, _Submitted] = {}
-        self._arenas: dict[int, Arena] = {}
-        self._own: list[Arena] = []
-        self._lent: set[int] = set()
-        """Slots of the keeper that this rank fills, or writes from itself."""
+        """What the keeper has, and has not committed."""
+        self._here: list[_Submitted] = []
+        """What this rank commits itself."""
+        self._memory = Memory()
         self._link: Link[FromKeeper] | None = None
-        self._is_lending = False
+        self._is_lending = self._is_closing = self._has_left = False
         self._tried_at = -AGAIN_S
-        self._fault = ""
-        self._alone = Lock()
+        self._fault = self._refusal = ""
         self._seeker = Thread(target=self._rejoin)  # Each is started when it is needed.
-        try:
-            self._join()
-        except PeerLost:  # It has ended meanwhile, or did not answer and was ended: it is this run's own.
-            self._join()
+        self._join()
 
     def _join(self, *, is_again: bool = False) -> None:
         """Connect, to a new keeper if need be; `is_again`: to one that was lost, and may answer later.
@@ -120,7 +129,16 @@ class KeptWriter:
             PeerLost: there is no keeper to be had.
         """
         self._tried_at = time.monotonic()
-        ensure(self._config())
+        ensure(self._config(), self.committer.say)
+        try:
+            self._greet(is_again)
+        except PeerLost:  # It has ended meanwhile, or did not answer and was ended: it is this run's own.
+            if is_again:
+                raise
+            ensure(self._config(), self.committer.say)
+            self._greet(is_again)
+
+    def _greet(self, is_again: bool) -> None:
         link = connect(self._path, keeper_decoder, "the keeper")
         link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
         try:
@@ -132,10 +150,12 @@ class KeptWriter:
             link.close()
             raise (DirectoryInUse if answer.in_use else ConfigError)(answer.reason, hint=answer.hint)
         assert isinstance(answer, Welcome)
-        with self._changed:
-            self._arenas, self._answers, self._link = {}, [], link
-        self._listener = Thread(target=self._listen, args=(link,), name="argosy-kept", daemon=True)
-        self._listener.start()
+        with self._changed, contextlib.suppress(PeerLost):
+            self._link = link
+            self._listener = Thread(target=self._listen, args=(link,), name="argosy-kept", daemon=True)
+            self._listener.start()
+            for each in self._here:
+                link.send(Apart(each.draft.name))
 
     def _config(self) -> "Config":
         from argosy.checkpoint.keeper.service import Config
@@ -175,11 +195,11 @@ class KeptWriter:
         poller = select.poll()
         poller.register(link, select.POLLIN)
         heard_at, has_asked, why = time.monotonic(), False, "the keeper is lost"
-        while True:
+        while not (self._has_left and time.monotonic() - heard_at > CLOSE_S):
             now = time.monotonic()
-            if not (self._is_lending or self._submitted):
+            if not (self._is_lending or self._submitted or self._has_left):
                 heard_at, has_asked = now, False  # Nobody waits for a word of it.
-            if now - heard_at > SILENT_S:
+            if now - heard_at > SILENT_S and not self._has_left:
                 why = f"the keeper does not answer for {SILENT_S:g} s"
                 self.committer.say(f"{why}, is it stopped? Until it does snapshots stay in the ranks")
                 break
@@ -198,9 +218,13 @@ class KeptWriter:
             link.close()
             if self._link is link:
                 self._link = None
-            left, self._submitted = self._submitted, {}
+            for _, fds in self._answers:
+                close_all(fds)
+            left, self._answers, self._submitted = list(self._submitted.values()), [], {}
+            self._here += left
             self._changed.notify_all()
-        for submitted in left.values():
+        self._memory.retire()
+        for submitted in left:
             self._commit_here(submitted, why)
 
     def _hear(self, message: FromKeeper, fds: list[int]) -> None:
@@ -209,6 +233,8 @@ class KeptWriter:
                 with self._changed:
                     self._answers.append((message, fds))
                     self._changed.notify_all()
+            case Apart(name):
+                self._part(name)
             case Durable(name):
                 self._done(name, None)
             case Failed(name, reason, overtaken):
@@ -223,27 +249,53 @@ class KeptWriter:
         with self._changed:
             submitted = self._submitted.pop(name, None)
         if submitted is not None:
+            self._release(submitted.arena)
             submitted.done(error)
 
+    def _part(self, name: str) -> None:
+        """Another rank writes its part of a step itself: so does this one, beside what it hears."""
+        with self._changed:
+            submitted = self._submitted.pop(name, None)
+            if submitted is not None:
+                self._here.append(submitted)
+        if submitted is not None:
+            Thread(target=self._commit_apart, args=(submitted, self._link), name="argosy-apart", daemon=True).start()
+
+    def _commit_apart(self, submitted: _Submitted, link: Link[FromKeeper] | None) -> None:
+        self._commit_here(submitted)
+        with self._changed, contextlib.suppress(PeerLost):
+            if link is not None and self._link is link:
+                link.send(Returned(submitted.arena.slot))
+
     def _commit_here(self, submitted: _Submitted, why: str = "") -> None:
-        """Without the keeper: commit from this process, under a name that the keeper did not use."""
+        """Without the keeper: commit what is in `_here`, when its turn comes."""
+        error: BaseException | None = None
+        try:
+            with self._changed:  # Each turn ends, as a commit waits for other ranks up to a deadline.
+                self._changed.wait_for(lambda: min(each.turn for each in self._here) == submitted.turn)
+            self._commit_now(submitted, why)
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            self._here = [each for each in self._here if each is not submitted]
+            self._changed.notify_all()
+        self._release(submitted.arena)
+        submitted.done(error)
+        if error is None:
+            self.committer.tidy()
+
+    def _commit_now(self, submitted: _Submitted, why: str) -> None:
+        """Commit from this process, under a name that the keeper did not use."""
         draft = submitted.draft
         if self._is_committed(draft):
-            submitted.done(None)
             return
+        if submitted.is_given_up:
+            raise PeerLost("a rank", "it was replaced meanwhile")
         if why:
             self.committer.say(f"step {draft.step} is written by its ranks: {why}")
         name = f"{draft.name}0f"
         entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
-        try:
-            again = msgspec.structs.replace(draft, name=name, entries=entries)
-            with self._alone:
-                self.committer.commit(again, submitted.arena.view)
-        except BaseException as error:
-            submitted.done(error)
-        else:
-            submitted.done(None)
-            self.committer.tidy()
+        self.committer.commit(msgspec.structs.replace(draft, name=name, entries=entries), submitted.arena.view)
 
     def _is_committed(self, draft: Draft) -> bool:
         try:
@@ -257,7 +309,26 @@ class KeptWriter:
         link = self._link
         if link is None:
             self._seek()
-            return self._own_arena(size)
+            return self._memory.own(size, LEND_TIMEOUT_S)
+        message, fds = self._ask(link, size)
+        if isinstance(message, Lent):
+            arena = self._memory.known(message.slot) if not fds else Arena(size, fds[0], message.slot)
+            with self._changed:
+                if self._link is link and arena is not None:
+                    return self._memory.lent(arena)
+            if fds and arena is not None:
+                arena.close()
+        elif isinstance(message, Refused) and message.reason != self._refusal:  # Once, not with every save.
+            self._refusal = message.reason
+            self.committer.say(f"the keeper has no memory for snapshots, they stay in the rank: {message.reason}")
+        return self._memory.own(size, LEND_TIMEOUT_S)
+
+    def _ask(self, link: Link[FromKeeper], size: int) -> tuple[FromKeeper | None, list[int]]:
+        """Ask the keeper for memory; None if it is lost.
+
+        Raises:
+            DeadlinePassed: it lives, and has none for too long.
+        """
         try:
             with self._changed:
                 self._is_lending = True
@@ -265,26 +336,16 @@ class KeptWriter:
                 answered = self._changed.wait_for(lambda: self._answers or self._link is not link, LEND_TIMEOUT_S)
                 if not answered:
                     raise DeadlinePassed("memory of an earlier save free again", LEND_TIMEOUT_S)
-                if not self._answers:
-                    return self._own_arena(size)
-                message, fds = self._answers.pop(0)
+                return self._answers.pop(0) if self._answers else (None, [])
         except PeerLost:
-            return self._own_arena(size)
+            return None, []
         finally:
             self._is_lending = False
-        if isinstance(message, Refused):
-            self.committer.say(f"the keeper has no memory for this snapshot, it stays in the rank: {message.reason}")
-            return self._own_arena(size)
-        assert isinstance(message, Lent)
-        if fds:
-            self._arenas[message.slot] = Arena(size, fds[0], message.slot)
-        self._lent.add(message.slot)
-        return self._arenas[message.slot]
 
     def _seek(self) -> None:
         """Look for a keeper in the background, now and then."""
         is_time = time.monotonic() - self._tried_at > AGAIN_S
-        if is_time and not self._lent and not self._seeker.is_alive():  # K2
+        if is_time and not self._memory.is_borrowed and not self._seeker.is_alive():  # K2
             self._tried_at = time.monotonic()
             self._seeker = Thread(target=self._rejoin, name="argosy-seek", daemon=True)
             self._seeker.start()
@@ -294,18 +355,12 @@ class KeptWriter:
         try:
             self._join(is_again=True)
             self._fault = ""
+            if self._has_left:
+                self._leave()
         except ArgosyError as error:
             if str(error) != self._fault:
                 self._fault = str(error)
                 self.committer.say(f"no keeper, snapshots stay in the ranks: {error}")
-
-    def _own_arena(self, size: int) -> Arena:
-        """Memory of this rank's own, where the keeper has none."""
-        fitting = [arena for arena in self._own if arena.size >= size]
-        if fitting:
-            self._own.remove(fitting[0])
-            return fitting[0]
-        return Arena(size)
 
     def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
         arena = filling.arena
@@ -318,56 +373,61 @@ class KeptWriter:
             return
         arena.finish()
         submitted = _Submitted(draft, arena, done)
-        with self._changed:
-            link = self._link_of(arena)
-            if link is not None:
-                self._submitted[draft.name] = submitted
-        if link is None:
-            self._commit_here(submitted)  # That there is no keeper, or no memory in it, was said.
-            self._take_back(arena)
-            return
         filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
         fd = memory_of(data)
-        # If it is lost, the listening thread finds the same, and commits it here.
+        # If the keeper is lost, the listening thread finds the same, and commits it here.
+        is_kept = False
         with self._changed, contextlib.suppress(PeerLost):
-            link.send(filled, [fd])
+            is_kept = self._link is not None and self._memory.is_lent(arena)
+            self._memory.hold(arena)
+            if is_kept:
+                self._submitted[draft.name] = submitted
+            else:
+                self._here.append(submitted)
+            if self._link is not None:
+                self._link.send(filled if is_kept else Apart(draft.name), [fd] if is_kept else [])
         os.close(fd)
-        self._take_back(arena)
+        if not is_kept:
+            self._commit_here(submitted)  # That there is no keeper, or no memory in it, was said.
+        self._release(arena)
 
-    def _link_of(self, arena: Arena) -> Link[FromKeeper] | None:
-        """The keeper that lent an arena, if it still is the keeper."""
-        return self._link if self._arenas.get(arena.slot) is arena else None
-
-    def _take_back(self, arena: Arena) -> None:
-        """This rank is through with an arena."""
-        self._lent.discard(arena.slot)
-        if not arena.slot:
-            self._own.append(arena)
+    def _release(self, arena: Arena) -> None:
+        """One use of an arena is over; with the last one a closed writer leaves."""
+        self._memory.release(arena)
+        if self._is_closing and not self._memory.is_used:
+            self._leave()
 
     def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
         """Give an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
-        link = self._link if arena is None else self._link_of(arena)
-        if arena is not None:
-            self._take_back(arena)
+        link: Link[FromKeeper] | None = None
+        with self._changed, contextlib.suppress(PeerLost):
+            link = self._link if arena is None or self._memory.is_lent(arena) else None
+            if link is not None:
+                link.send(Torn(arena.slot if arena is not None else 0, name, reason))
         if link is None:
             self.committer.give_up(name, reason)
-            return
-        with self._changed, contextlib.suppress(PeerLost):
-            link.send(Torn(arena.slot if arena is not None else 0, name, reason))
+        if arena is not None:
+            self._release(arena)
 
     def let_go(self) -> None:
+        """Wait no more for other ranks' parts: the keeper tells what becomes of them, while it lives."""
         with self._changed:
-            self._submitted = {}
+            self._submitted = {name: each._replace(is_given_up=True) for name, each in self._submitted.items()}
         self.committer.let_go()
 
     def close(self) -> None:
+        """Leave the keeper; what is still copied or written goes on, and the last of it leaves (B1)."""
         if self._seeker.is_alive():
             self._seeker.join(CLOSE_S)
-        link, arenas = self._link, [*self._arenas.values(), *self._own]
-        if link is not None:
-            with self._changed, contextlib.suppress(PeerLost):
-                link.send(Bye())
-        self._listener.join(CLOSE_S)
-        self._arenas, self._own = {}, []
-        for arena in arenas:
-            arena.close()
+        self._is_closing = True
+        if not self._memory.is_used:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._changed, contextlib.suppress(PeerLost):
+            self._has_left = True
+            if self._link is not None:
+                self._link.send(Bye())
+        if self._listener is not current_thread():
+            self._listener.join(CLOSE_S)
+        self._memory.close()

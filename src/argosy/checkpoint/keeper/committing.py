@@ -1,8 +1,10 @@
 """A keeper's writing: whole versions one after the other, all ranks of one side by side, the newest first."""
 
+import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import msgspec
@@ -10,10 +12,12 @@ import msgspec
 from argosy.checkpoint.arena import Arena, content_of
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft
+from argosy.checkpoint.keeper.life import Place
 from argosy.checkpoint.keeper.messages import Hello
 from argosy.checkpoint.keeper.shelf import Slot
+from argosy.checkpoint.operations import Operation
 from argosy.checkpoint.owner import Owner, release, take
-from argosy.checkpoint.stores import Store, open_store
+from argosy.checkpoint.stores import Before, Store, open_store
 
 Part = tuple[Slot, Arena, int]
 """A slot, its memory, and the descriptor of its draft."""
@@ -25,16 +29,49 @@ class _Waiting(NamedTuple):
     is_tagged: bool
 
 
+class _Bound:
+    """A store that is written to only while it is what the keeper serves (L2)."""
+
+    def __init__(self, store: Store, place: Place, say: Callable[[str], None]) -> None:
+        self._store, self._place, self.name, self.files = store, place, store.name, store.files
+        self.say = store.say = say
+
+    def _check(self) -> None:
+        if self._place.look() != "there":
+            raise FileNotFoundError(errno.ENOENT, "removed or replaced while its keeper lived", self.name)
+
+    def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
+        def check(operation: Operation) -> None:
+            self._check()
+            if before is not None:
+                before(operation)
+
+        self._store.perform(operations, arena, check)
+
+    def put(self, path: str, data: bytes, *, only_if_new: bool = False) -> bool:
+        self._check()
+        return self._store.put(path, data, only_if_new=only_if_new)
+
+    def delete(self, path: str) -> None:
+        self._check()
+        self._store.delete(path)
+
+    def alone(self, timeout_s: float) -> AbstractContextManager[bool]:
+        self._check()
+        return self._store.alone(timeout_s)
+
+
 class Commits:
     """Called from the keeper's loop only; `later` has the loop make a call."""
 
     def __init__(
         self,
+        place: Place,
         later: Callable[[Callable[[], None]], None],
         say: Callable[[str], None],
         committed: Callable[[str, BaseException | None], None],
     ) -> None:
-        self._later, self._say, self._committed = later, say, committed
+        self._place, self._later, self._say, self._committed = place, later, say, committed
         self._store: Store | None = None
         self._owner: Owner | None = None
         self._committers: dict[int, Committer] = {}
@@ -54,9 +91,10 @@ class Commits:
             DirectoryInUse: another living run writes there.
         """
         if self._store is None:
-            self._store = open_store(hello.store, new=True)
+            self._store = _Bound(open_store(hello.store, new=True), self._place, self._from_thread)
         if self._owner is None:
             self._owner = take(self._store, "keeper")
+            self._place.bind()
         self.size = hello.size
         self._joined.add(hello.rank)
         known = self._committers.get(hello.rank)

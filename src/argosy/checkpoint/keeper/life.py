@@ -5,6 +5,7 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psutil
@@ -49,6 +50,36 @@ Life = OfRun | OfProcess
 class _Record(msgspec.Struct):
     launch: int
     state: str
+
+
+class Place:
+    """The directory that a keeper serves, known by what it is, not by its name.
+
+    L2  A keeper serves one directory. Held open its number is nobody else's, so one that was removed and made again,
+        or replaced by a copy, is found out; one that was moved away and back is the same. Stores have no such thing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, -1
+        self.bind()
+
+    def bind(self) -> None:
+        """Take what is there now, if it was not there before."""
+        if self._fd < 0 and not is_url(self._path):
+            with suppress(OSError):
+                self._fd = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def look(self) -> Literal["there", "gone", "replaced"]:
+        """What cannot be looked at may be there."""
+        if self._fd < 0:
+            return "there"
+        try:
+            is_same = os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return "gone"
+        except OSError:
+            return "there"
+        return "there" if is_same else "replaced"
 
 
 class Pulse:

@@ -48,6 +48,18 @@ class Torn(Message, frozen=True):
     reason: str
 
 
+class Apart(Message, frozen=True):
+    """A rank writes its part of step `name` from its own memory, so all ranks write theirs; the keeper passes it on."""
+
+    name: str
+
+
+class Returned(Message, frozen=True):
+    """A rank has written a slot's content itself, and is through with it."""
+
+    slot: int
+
+
 class Look(Message, frozen=True):
     """What do you hold? Answered by Holdings."""
 
@@ -80,7 +92,7 @@ class Bytes(Message, frozen=True):
     data: bytes
 
 
-FromClient = Hello | Lend | Filled | Torn | Look | Take | Bye | Offer | Bytes
+FromClient = Hello | Lend | Filled | Torn | Apart | Returned | Look | Take | Bye | Offer | Bytes
 
 
 class Welcome(Message, frozen=True):
@@ -153,7 +165,7 @@ class Received(Message, frozen=True):
     fault: str = ""
 
 
-FromKeeper = Welcome | Lent | Refused | Durable | Failed | Said | Holdings | Kept | Received
+FromKeeper = Welcome | Lent | Refused | Apart | Durable | Failed | Said | Holdings | Kept | Received
 
 client_decoder: "msgspec.msgpack.Decoder[FromClient]" = msgspec.msgpack.Decoder(FromClient)
 keeper_decoder: "msgspec.msgpack.Decoder[FromKeeper]" = msgspec.msgpack.Decoder(FromKeeper)

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +15,11 @@ import msgspec
 from argosy.checkpoint.arena import Arena, new_memory, room_of
 from argosy.checkpoint.format import BLOCK
 from argosy.checkpoint.keeper.committing import Commits
+from argosy.checkpoint.keeper.guests import REMEMBERED, Guest, label, remember
 from argosy.checkpoint.keeper.held import Held
-from argosy.checkpoint.keeper.life import Life, Pulse
+from argosy.checkpoint.keeper.life import Life, Place, Pulse
 from argosy.checkpoint.keeper.messages import (
+    Apart,
     Bye,
     Bytes,
     Durable,
@@ -34,6 +35,7 @@ from argosy.checkpoint.keeper.messages import (
     Offer,
     Received,
     Refused,
+    Returned,
     Said,
     Take,
     Torn,
@@ -41,7 +43,7 @@ from argosy.checkpoint.keeper.messages import (
     Welcome,
     client_decoder,
 )
-from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, surplus, versions
+from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, mismatch, surplus, versions
 from argosy.checkpoint.keeper.shipping import Arriving, Shipper
 from argosy.checkpoint.keeper.starting import ensure_peer
 from argosy.checkpoint.owner import DirectoryInUse
@@ -50,7 +52,6 @@ from argosy.fabric import BadFrame, Link, accept, listen
 
 TICK_S = 0.25
 END_S = 600.0
-REMEMBERED = 64
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -64,18 +65,6 @@ class Config(msgspec.Struct, frozen=True):
     peer: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Guest:
-    """Whoever is at the other end of a link."""
-
-    link: Link[FromClient]
-    rank: int | None = None
-    seen: set[int] = field(default_factory=set[int])
-    reading: list[int] = field(default_factory=list[int])
-    waiting: Lend | None = None
-    arriving: Arriving | None = None
-
-
 class Keeper:
     """Owns the slots; everything happens in `run`, except writing and shipping, which have threads."""
 
@@ -86,6 +75,15 @@ class Keeper:
         self.memory: dict[int, Held] = {}
         self.guests: dict[int, Guest] = {}
         self._failed: dict[str, Failed] = {}
+        self._apart: dict[str, None] = {}
+        """Steps that the ranks write themselves."""
+        self._came: dict[tuple[int, str], None] = {}
+        """The last parts that came, by rank and name."""
+        self._left: set[int] = set()
+        """Ranks that closed their savers."""
+        self.place = Place(config.place)
+        self.is_over = False
+        """It has no directory any more, and nobody finds it."""
         self._next_slot = 1
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.listener, selectors.EVENT_READ)
@@ -93,7 +91,7 @@ class Keeper:
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.commits = Commits(self._later, self.say, self._committed)
+        self.commits = Commits(self.place, self._later, self.say, self._committed)
         self.shipper: Shipper | None = None
         if config.peer:
             again = partial(ensure_peer, config)
@@ -124,13 +122,27 @@ class Keeper:
             now = time.monotonic()
             if now - checked_at >= TICK_S:
                 checked_at = now
+                if self.place.look() == "replaced":
+                    self._end()
                 if ends_at is None and not pulse.beats(now):
                     ends_at = now + END_S
-                if ends_at is not None and (self.commits.idle or now > ends_at):
-                    break
-        self.commits.release()
-        with suppress(OSError):
-            os.unlink(self.config.socket)
+                self._settle()
+            if self.is_over:
+                break
+            if ends_at is not None and (self.commits.idle or now > ends_at):
+                break
+        if not self.is_over:
+            self.commits.release()
+            with suppress(OSError):
+                os.unlink(self.config.socket)
+
+    def _end(self) -> None:
+        """L2: its directory is not what it was. Whoever comes next finds no keeper, and starts another."""
+        if not self.is_over:
+            self.is_over = True
+            with suppress(OSError):
+                os.unlink(self.config.socket)
+            self.listener.close()
 
     def _serve(self, source: object) -> None:
         if source is self.listener:
@@ -173,10 +185,10 @@ class Keeper:
         guest.link.close()
         for number in guest.reading:
             self.slots[number].users -= 1
-        if guest.rank is not None and not list(self._of_rank(guest.rank)):
-            for slot in self.slots.values():
-                if slot.rank == guest.rank and slot.phase == "lent":
-                    slot.phase = "free"
+            self.slots[number].readers -= 1
+        for number in guest.filling:
+            self.slots[number].phase = "free"
+        if guest.rank is not None and not self._of_rank(guest.rank):
             self._give_up_without(guest.rank)
         if guest.arriving is not None:
             self.slots[guest.arriving.slot].phase = "free"
@@ -205,30 +217,75 @@ class Keeper:
             case Hello():
                 self._greet(guest, message)
             case Lend():
-                guest.waiting = message
+                guest.waiting, guest.waits_since = message, time.monotonic()
                 self._settle()
             case Filled():
-                self._take(message, fds)
+                self._take(guest, message, fds)
             case Torn(slot, name, reason):
-                if slot:
-                    self.slots[slot].phase = "free"
+                self._free(guest, slot)
                 self._give_up(name, reason)
+                self._agree(guest, name)
+                self._settle()
+            case Apart(name):
+                self._part(name)
+            case Returned(slot):
+                self._free(guest, slot)
                 self._settle()
             case Look():
                 self._send(guest, Holdings(self._holdings()))
             case Take(name):
                 self._hand_out(guest, name)
-            case Bye() if guest.rank is not None:
-                self.commits.leave(guest.rank)
-                self._leave(guest)
             case Bye():
-                pass
+                if guest.rank is not None and self._of_rank(guest.rank) == [guest]:  # It may have another saver by now.
+                    self._left.add(guest.rank)
+                    self.commits.leave(guest.rank)
+                self._leave(guest)
             case Offer():
                 self._receive(guest, message)
             case Bytes(data):
                 self._go_on_receiving(guest, data)
 
+    def _free(self, guest: Guest, number: int) -> None:
+        """A guest gives back what it was lent."""
+        if number in guest.filling:
+            guest.filling.remove(number)
+            self.slots[number].phase = "free"
+
+    def _part(self, name: str) -> None:
+        """A rank writes its part of a step itself, so all do: what is held of it is theirs until they return it."""
+        if name in self._failed or any(name == whole for _, whole in versions(self.slots.values())):
+            return
+        remember(self._apart, name, None)
+        for slot in [each for each in self.slots.values() if each.phase == "held" and each.name == name]:
+            slot.phase = "free"
+            for guest in self._of_rank(slot.rank)[-1:]:
+                self._hand_back(guest, slot, name)
+        self._settle()
+
+    def _hand_back(self, guest: Guest, slot: Slot, name: str) -> None:
+        slot.phase, slot.name = "lent", ""
+        guest.filling.add(slot.id)
+        self._send(guest, Apart(name))
+
+    def _agree(self, guest: Guest, name: str) -> bool:
+        """Whether no other rank saves another step as the save of this number; if one does, neither will be."""
+        rank = guest.rank or 0
+        other = mismatch(name, rank, self._came)
+        remember(self._came, (rank, name), None, REMEMBERED * max(1, self.commits.size))
+        if other is None:
+            return True
+        reason = (
+            f"rank {rank} saves {label(name)} where rank {other[0]} saves {label(other[1])}: "
+            "all ranks save the same steps in the same order"
+        )
+        self._give_up(other[1], reason)
+        self._give_up(name, reason)
+        return False
+
     def _greet(self, guest: Guest, hello: Hello) -> None:
+        if self.place.look() != "there":
+            self._end()
+            return
         try:
             self.commits.join(hello)
         except DirectoryInUse as error:
@@ -238,6 +295,7 @@ class Keeper:
             self._send(guest, Refused(str(error)))
             return
         guest.rank = hello.rank
+        self._left.discard(hello.rank)
         # A new rank begins behind a restore: parts of steps that never became whole are of no use.
         whole = {name for _, name in versions(self.slots.values())}
         for slot in self.slots.values():
@@ -249,18 +307,24 @@ class Keeper:
         """Let go of what nobody needs, then serve who waits for memory."""
         for slot in surplus(list(self.slots.values())):
             slot.phase = "free"
+            if not slot.durable and slot.name not in self._failed:
+                self._fail(slot.name, "not all ranks saved it, and a later step is whole")
         for guest in list(self.guests.values()):
             if guest.waiting is not None and guest.rank is not None:
                 self._lend(guest, guest.rank, room_of(guest.waiting.bytes))
 
     def _lend(self, guest: Guest, rank: int, size: int) -> None:
-        slot = self._slot(rank, size)
-        if isinstance(slot, Later):
+        if self.place.look() != "there":
+            self._end()
             return
-        guest.waiting = None
-        if isinstance(slot, Never):
+        slot = self._slot(rank, size)
+        if isinstance(slot, Later) and guest.is_patient and time.monotonic() - guest.waits_since < slot.wait_s:
+            return
+        guest.waiting, guest.is_patient = None, not isinstance(slot, Later)
+        if isinstance(slot, Later | Never):
             self._send(guest, Refused(slot.reason))
             return
+        guest.filling.add(slot.id)
         fds = () if slot.id in guest.seen else (self.memory[slot.id].fd,)
         guest.seen.add(slot.id)
         self._send(guest, Lent(slot.id), fds)
@@ -287,28 +351,42 @@ class Keeper:
         slot.phase, slot.name, slot.durable, slot.order = "lent", "", False, 0
         return slot
 
+    def _arena(self, number: int) -> Arena:
+        """The memory of a slot, mapped when it is first looked into."""
+        held = self.memory[number]
+        if held.arena is None:
+            held.arena = Arena(self.slots[number].bytes - BLOCK, held.fd)
+        return held.arena
+
     def _forget(self, number: int) -> None:
         slot = self.slots.pop(number)
         if slot.phase == "held" and not slot.durable:
             self._fail(slot.name, "its memory is needed for a newer one", overtaken=True)
         self.memory.pop(number).close()
 
-    def _take(self, filled: Filled, fds: list[int]) -> None:
+    def _take(self, guest: Guest, filled: Filled, fds: list[int]) -> None:
         """A rank filled a slot: it is held, and when all ranks did, written and shipped."""
-        slot, held = self.slots[filled.slot], self.memory[filled.slot]
-        if held.arena is None:
-            held.arena = Arena(slot.bytes - BLOCK, held.fd)
-        if slot.phase != "lent" or len(fds) != 1 or held.arena.sequence != filled.sequence or filled.sequence % 2:
+        if self.place.look() != "there":
+            self._end()
+        held = self.memory[filled.slot] if filled.slot in guest.filling else None
+        sequence = self._arena(filled.slot).sequence if held is not None else -1
+        if held is None or len(fds) != 1 or sequence != filled.sequence or sequence % 2:
             for fd in fds:
                 os.close(fd)
             self._fail(filled.name, "its memory does not hold what was announced")
             return
-        if filled.name in self._failed:  # Another rank's part of it will not come.
+        slot = self.slots[filled.slot]
+        if filled.name in self._apart:
             os.close(fds[0])
-            slot.phase = "free"
+            self._hand_back(guest, slot, filled.name)
+            return
+        if not self._agree(guest, filled.name) or filled.name in self._failed:
+            os.close(fds[0])
+            self._free(guest, slot.id)
             self._tell_ranks(self._failed[filled.name])
             self._settle()
             return
+        guest.filling.discard(slot.id)
         if held.draft >= 0:
             os.close(held.draft)
         held.draft, held.draft_digest = fds[0], filled.draft_digest
@@ -316,7 +394,11 @@ class Keeper:
         slot.phase, slot.name, slot.step, slot.size = "held", filled.name, filled.step, size
         slot.order = self._order(filled.name)
         parts = [each for each in self.slots.values() if each.phase == "held" and each.name == filled.name]
-        gone = self.commits.ranks - {guest.rank for guest in self.guests.values()} - {each.rank for each in parts}
+        gone = (
+            (self.commits.ranks | self._left)
+            - {guest.rank for guest in self.guests.values()}
+            - {each.rank for each in parts}
+        )
         if len(parts) == size:
             self._whole(filled, parts)
         elif gone:
@@ -355,9 +437,7 @@ class Keeper:
         self._settle()
 
     def _fail(self, name: str, reason: str, *, overtaken: bool = False) -> None:
-        self._failed[name] = Failed(name, reason, overtaken)
-        if len(self._failed) > REMEMBERED:
-            del self._failed[next(iter(self._failed))]
+        remember(self._failed, name, Failed(name, reason, overtaken))
         self._tell_ranks(self._failed[name])
 
     def _tell_ranks(self, message: object) -> None:
@@ -366,14 +446,17 @@ class Keeper:
                 self._send(guest, message)
 
     def _holdings(self) -> list[Version]:
+        if self.place.look() != "there":
+            return []  # They are another directory's (L2).
         sizes = {slot.name: slot.size for slot in self.slots.values()}
         return [Version(name, step, sizes[name]) for step, name in versions(self.slots.values())]
 
     def _hand_out(self, guest: Guest, name: str) -> None:
         for slot in sorted(self.slots.values(), key=lambda slot: slot.rank):
             held = self.memory[slot.id]
-            if slot.phase == "held" and slot.name == name:
+            if slot.phase == "held" and slot.name == name and self.place.look() == "there":
                 slot.users += 1
+                slot.readers += 1
                 guest.reading.append(slot.id)
                 self._send(guest, Kept(name, slot.rank, held.draft_digest), (held.fd, held.draft))
         self._send(guest, Holdings(self._holdings()))
@@ -383,10 +466,7 @@ class Keeper:
         if isinstance(slot, Later | Never):
             self._send(guest, Received(offer.name, offer.rank, slot.reason))
             return
-        held = self.memory[slot.id]
-        if held.arena is None:
-            held.arena = Arena(slot.bytes - BLOCK, held.fd)
-        guest.arriving = Arriving(offer, slot.id, held.arena)
+        guest.arriving = Arriving(offer, slot.id, self._arena(slot.id))
 
     def _go_on_receiving(self, guest: Guest, data: bytes) -> None:
         arriving = guest.arriving

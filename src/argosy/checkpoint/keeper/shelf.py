@@ -12,6 +12,8 @@ from typing import Literal
 from argosy.checkpoint.format import era_of
 
 HELD = 2
+READ_S = 3.0
+WRITTEN_S = 300.0
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class Slot:
     size: int = 0
     users: int = 0
     """How many write, ship or read it now."""
+    readers: int = 0
+    """How many of these are others, who read as long as they like."""
     durable: bool = False
     order: int = 0
     """Versions are numbered as they come: a step may be saved again."""
@@ -52,6 +56,8 @@ class Later:
     """Nothing is free now; something will be."""
 
     reason: str
+    wait_s: float
+    """Who has waited so long does without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,13 @@ def surplus(slots: Collection[Slot]) -> list[Slot]:
         for slot in slots
         if slot.phase == "held" and not slot.users and slot.name not in kept and slot.order <= newest
     ]
+
+
+def mismatch(name: str, rank: int, others: Iterable[tuple[int, str]]) -> tuple[int, str] | None:
+    """The part of another rank, of `others`, that is of the same save by its number and of another step, if any."""
+    attempt = name.rpartition("-")[2]
+    found = ((r, other) for r, other in others if r != rank and other != name and other.rpartition("-")[2] == attempt)
+    return min(found, default=None)
 
 
 def choose_slot(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
@@ -124,6 +137,8 @@ def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: in
         freed = [slot for slot in slots if slot.phase == "free"] + [oldest]
         if sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in freed) + size <= bytes_max:
             return Make(size, tuple(slot.id for slot in freed))
+    if any(slot.readers for slot in mine):
+        return Later("the snapshots that it holds are being read", READ_S)
     if any(slot.users or slot.phase == "lent" or not slot.durable for slot in slots if slot.phase != "free"):
-        return Later("all memory holds snapshots that are being written")
+        return Later("all memory holds snapshots that are being written", WRITTEN_S)
     return Never(f"{size:,} bytes more than other ranks' snapshots do not fit in bytes_max {bytes_max:,}")

@@ -22,6 +22,8 @@ IN_MEMORY = 2.0**62
 class ArenaFiles:
     """The arenas of a version, as files."""
 
+    place = ""
+
     def __init__(self, maps: dict[str, mmap.mmap]) -> None:
         self._maps = maps
         self._addresses: dict[str, int] = {}
@@ -105,7 +107,7 @@ class KeeperSource:
                 os.close(draft_fd)
         if not drafts or len(drafts) != drafts[0].size:
             raise CorruptShard(f"{name} in {self.label}", "the snapshot", "all ranks", f"{len(drafts)} of them")
-        return ArenaFiles(maps), _step(name, drafts)
+        return ArenaFiles(maps), step_of_drafts(name, drafts)
 
     def _connected(self) -> Link[FromKeeper]:
         if self._link is None:
@@ -118,7 +120,8 @@ class KeeperSource:
             self._link = None
 
 
-def _step(name: str, drafts: list[Draft]) -> Step:
+def step_of_drafts(name: str, drafts: list[Draft]) -> Step:
+    """What all ranks have to commit, as if it were committed."""
     first = min(drafts, key=lambda draft: draft.rank)
     root = Root(
         step=first.step,
@@ -130,10 +133,11 @@ def _step(name: str, drafts: list[Draft]) -> Step:
         tags=first.tags,
         metrics=first.metrics,
     )
-    step = Step(name=name, root=root, units=first.units)
+    step = Step(name=name, root=root)
     for draft in drafts:
         step.entries += draft.entries
         step.values |= draft.values
+        step.units |= draft.units
     return step
 
 

@@ -117,13 +117,15 @@ class Inquest:
         """Who can be looked into, of these ranks."""
         return [target for target in self._targets() if target.index in ranks]
 
-    def _sample(self, now: float) -> None:
-        run = self._run
-        progress = {rank.index: seen for rank, seen in run.progress().items()}
-        for slot in run.state.slots:
+    def _track(self, now: float) -> None:
+        progress = {rank.index: seen for rank, seen in self._run.progress().items()}
+        for slot in self._run.state.slots:
             if slot.pid:
                 self._tracker.update(slot.index, progress.get(slot.index), read_proc(slot.pid), now)
-        if self._taking is not None or run.state.turns:
+
+    def _sample(self, now: float) -> None:
+        self._track(now)
+        if self._taking is not None or self._run.state.turns:
             return
         views = self._tracker.views()
         suspect = self._watch.look(views, now)
@@ -135,6 +137,9 @@ class Inquest:
 
     def _judge(self, suspect: Suspect, stacks: dict[int, Stack]) -> None:
         self._suspect = None
+        self._track(time.monotonic())
+        if self._watch.went_on(self._tracker.views()):
+            return  # it moved while its stack was being taken
         verdict = judge(suspect, stacks)
         self._watch.answer(verdict)
         if isinstance(verdict, Busy):

@@ -66,6 +66,7 @@ _LONG_WORK = (
     ),
     ("is in the debugger", ("/bdb.py", "/debugpy/", "/pydevd/")),
 )
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def activity(stack: Stack) -> str:
@@ -77,7 +78,8 @@ def activity(stack: Stack) -> str:
         for frame in frames:
             if any(mark in frame.file for mark in marks) and frame.function != "run":
                 return doing
-    return ""
+    imports = any(frame.function == "<module>" and any(mark in frame.file for mark in _INSTALLED) for frame in frames)
+    return "imports a package" if imports else ""
 
 
 def _unmask(suspect: Suspect, stacks: Mapping[int, Stack]) -> tuple[list[Culprit], list[Wait]]:

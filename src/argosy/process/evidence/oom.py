@@ -1,10 +1,12 @@
 """Out of memory: whether the kernel killed a rank, from the counters of its memory cgroup.
 
-A killed process leaves no message, so the counters are sampled while it lives and compared afterwards.
+A killed process leaves no message, so the counters are sampled while it lives and compared afterwards: with a sample
+of some time ago, since a large process takes seconds to die, in which its death is counted already.
 """
 
 import os
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +17,7 @@ _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
 PRESSURE_SHARE = 0.9
 FRESH_S = 0.1
+SAMPLES_KEPT = 5
 
 
 class OomCounter(msgspec.Struct, frozen=True):
@@ -54,9 +57,9 @@ class OomSamples:
         """As `oom_counters`."""
         return self._sample(_directories(pid, _ROOT), now)
 
-    def again(self, before: OomSample, now: float) -> OomSample:
-        """The same cgroups, not older than `now` by more than a moment."""
-        return self._sample([(c.cgroup, c.directory) for c in before.counters], now)
+    def again(self, before: Sequence[OomSample], now: float) -> list[OomSample]:
+        """The newest of `before`, and one of the same cgroups that is not older than `now` by more than a moment."""
+        return [*before, self._sample([(c.cgroup, c.directory) for c in before[-1].counters], now)][-SAMPLES_KEPT:]
 
     def _sample(self, directories: list[tuple[str, str]], now: float) -> OomSample:
         key = tuple(directory for _, directory in directories)
@@ -66,21 +69,25 @@ class OomSamples:
         return read[1]
 
 
-def explain_oom(before: OomSample, after: OomSample, status: WaitStatus, *, asked: bool) -> str:
-    """Say that the process died of memory and how that is known, or ""; `asked` if Argosy killed it."""
-    if asked or status.signal != signal.SIGKILL:
+def explain_oom(before: Sequence[OomSample], after: OomSample, status: WaitStatus, *, asked: bool) -> str:
+    """Say that the process died of memory and how that is known, or ""; `asked` if Argosy killed it.
+
+    `before` is oldest first. Memory is asked of the newest sample under pressure: with the process its memory goes.
+    """
+    if asked or status.signal != signal.SIGKILL or not before:
         return ""
-    kills = {counter.directory: counter.kills for counter in before.counters}
+    kills = {counter.directory: counter.kills for counter in before[0].counters}
     for counter in after.counters:
         if counter.kills > kills.get(counter.directory, counter.kills):
             limit = f" (limit {_size(counter.limit)})" if counter.limit else ""
             return f"the memory cgroup {counter.cgroup} counted an oom kill{limit}"
-    for counter in before.counters:  # before: with the process its memory went too
-        if counter.limit and counter.used >= PRESSURE_SHARE * counter.limit:
-            share = f"{counter.used / counter.limit:.0%}"
-            return f"probably: SIGKILL that was not ours while {counter.cgroup} was at {share} of its memory"
-    if before.host_share >= PRESSURE_SHARE:
-        return f"probably: SIGKILL that was not ours while memory was at {before.host_share:.0%}"
+    for sample in reversed(before):
+        for counter in sample.counters:
+            if counter.limit and counter.used >= PRESSURE_SHARE * counter.limit:
+                share = f"{counter.used / counter.limit:.0%}"
+                return f"probably: SIGKILL that was not ours while {counter.cgroup} was at {share} of its memory"
+        if sample.host_share >= PRESSURE_SHARE:
+            return f"probably: SIGKILL that was not ours while memory was at {sample.host_share:.0%}"
     return ""
 
 

@@ -55,8 +55,17 @@ def read_proc(pid: int, *, deep: bool = False) -> ProcSample | None:
 
 def catches(pid: int, signal_number: int) -> bool:
     """Whether the process handles the signal now; after an exec it no longer does, and would die of it."""
+    return _has_signal(pid, "SigCgt:", signal_number)
+
+
+def blocks(pid: int, signal_number: int) -> bool:
+    """Whether its main thread lets the signal wait, as it does while it handles that very signal."""
+    return _has_signal(pid, "SigBlk:", signal_number)
+
+
+def _has_signal(pid: int, field: str, signal_number: int) -> bool:
     for line in read_small(f"/proc/{pid}/status").splitlines():
-        if line.startswith("SigCgt:"):
+        if line.startswith(field):
             return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
     return False
 

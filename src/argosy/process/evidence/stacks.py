@@ -24,11 +24,12 @@ from pathlib import Path
 import msgspec
 
 from argosy.process.evidence.frames import Stack, parse_faulthandler, parse_py_spy
-from argosy.process.evidence.proc_sample import ProcSample, catches, read_proc
+from argosy.process.evidence.proc_sample import ProcSample, blocks, catches, read_proc
 
 STACK_SIGNAL = signal.SIGRTMIN + 12
 ANSWER_S = 0.2
 SETTLE_S = 0.015
+SETTLE_MAX_S = 1.0
 SPIES_MAX = 8
 BEGUN_MAX = 8  # per step, which thus stays short
 KILLED_S = 0.2
@@ -130,8 +131,6 @@ class Taking:
             proc = read_proc(target.pid, deep=True)
         if proc is None or proc.start != target.start or proc.state in "ZX":
             self._finish(target.index, Stack("proc", note="the process is gone"))
-        elif proc.state == "D":  # a debugger would block together with it
-            self._finish(target.index, Stack("proc", proc=proc, note="in an uninterruptible system call"))
         elif proc.state in "Tt" or native:
             self._ask_py_spy(target, proc, native=native)
         else:
@@ -142,7 +141,9 @@ class Taking:
                 self._ask_py_spy(target, proc)
 
     def _ask_py_spy(self, target: Target, proc: ProcSample, *, native: bool = False) -> None:
-        if self._py_spy is None:
+        if proc.state == "D":  # a debugger would block together with it
+            self._finish(target.index, Stack("proc", proc=proc, note="in an uninterruptible system call"))
+        elif self._py_spy is None:
             note = "no stack: py-spy is not installed; pip install py-spy"
             self._finish(target.index, Stack("proc", proc=proc, note=note))
         else:
@@ -198,23 +199,36 @@ class _Answer:
         return self._size == self._offset and now - self._asked_at >= ANSWER_S
 
     def settled(self, now: float) -> bool:
-        """Whether the file grew and then rested: faulthandler writes line by line, without an end mark."""
+        """Whether the file grew and then rested: faulthandler writes line by line, without an end mark.
+
+        A rank that waits for a core in the middle of it has not come to the main thread, or still handles the signal,
+        unless it blocks that: then another of its threads writes.
+        """
         try:
-            size = os.stat(self.target.stack_file or "").st_size
+            written = self._written()
         except OSError:
             return False
+        size = self._offset + len(written)
         if size != self._size:
             self._size, self._size_at = size, now
-        return self._size > self._offset and now - self._size_at >= SETTLE_S
+        if self._size == self._offset or now - self._size_at < SETTLE_S:
+            return False
+        last = f"0x{self._main:016x}".encode(), b"\n...\n"  # the main thread, or that there are over 100 threads
+        if not any(mark in written for mark in last):
+            return False
+        return now - self._size_at >= SETTLE_MAX_S or not blocks(self.target.pid, STACK_SIGNAL)
 
     def read(self) -> Stack:
         try:
-            with open(self.target.stack_file or "", "rb") as file:
-                file.seek(self._offset)
-                text = file.read().decode(errors="replace")
+            text = self._written().decode(errors="replace")
         except OSError as error:
             return Stack("proc", proc=self.proc, note=f"no stack: {error.strerror}")
         return Stack("faulthandler", threads=parse_faulthandler(text, main=self._main), proc=self.proc)
+
+    def _written(self) -> bytes:
+        with open(self.target.stack_file or "", "rb") as file:
+            file.seek(self._offset)
+            return file.read()
 
 
 class _Spy:

@@ -86,7 +86,7 @@ class Watch:
 
     def look(self, views: Sequence[RankView], now: float) -> Suspect | None:
         """Return a suspicion that is new and worth taking stacks for."""
-        if self._answered and any(self._went_on(view) for view in views):
+        if self.went_on(views):
             self._answered, self._reported, self._after_s = {}, False, self._policy.hang_after_s
         if self._reported:
             return None
@@ -98,6 +98,10 @@ class Watch:
                 self._answered = {v.index: v.changed_at for v in views if v.index in suspect.stuck}
                 return suspect
 
+    def went_on(self, views: Sequence[RankView]) -> bool:
+        """Whether a rank that was silent at the last suspicion has moved since."""
+        return any(self._moved(view) for view in views)
+
     def answer(self, verdict: Busy | Hang) -> None:
         """Take note of the judgement on the last suspicion."""
         match verdict:
@@ -106,7 +110,7 @@ class Watch:
             case Hang():
                 self._reported = True
 
-    def _went_on(self, view: RankView) -> bool:
+    def _moved(self, view: RankView) -> bool:
         before = self._answered.get(view.index)
         return before is not None and (view.changed_at > before or view.exited is not None)
 

@@ -91,7 +91,7 @@ class Running:
         self.children: dict[RankId, Child] = {}
         self.started_at: dict[RankId, float] = {}
         self.pages: dict[RankId, Page] = {}
-        self.oom: dict[RankId, OomSample] = {}
+        self.oom: dict[RankId, list[OomSample]] = {}
         self.oom_samples = OomSamples()
         self.exits: dict[RankId, WaitStatus] = {}
         self.paused: dict[int, int] = {}
@@ -272,7 +272,7 @@ class Running:
             return
         self.children[child.rank] = child
         self.started_at[child.rank] = time.time()
-        self.oom[child.rank] = self.oom_samples.of(child.born.pid, time.monotonic())
+        self.oom[child.rank] = [self.oom_samples.of(child.born.pid, time.monotonic())]
         self.inquest.started(child.rank)
         self.feed(root.Started(child.rank, child.born.pid))
 
@@ -293,7 +293,7 @@ class Running:
         oom = ""
         before = self.oom.pop(rank, None)
         if before is not None and message.status.signal == signal.SIGKILL:
-            oom = explain_oom(before, again(before), message.status, asked=asked)
+            oom = explain_oom(before, again(before[-1]), message.status, asked=asked)
         self.paused.pop(rank.index, None)
         self.inquest.exited(rank, message.status, oom)
         managed = any(p.has(Flag.RUN_MANAGED) for p in progress.values())
@@ -450,7 +450,7 @@ class Running:
             if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
                 self.notice(f"a log could not be bounded: {trouble}")
         now = time.monotonic()
-        self.oom = {rank: self.oom_samples.again(sample, now) for rank, sample in self.oom.items()}
+        self.oom = {rank: self.oom_samples.again(samples, now) for rank, samples in self.oom.items()}
         self.check_disk()
 
     def check_disk(self) -> None:

@@ -1,0 +1,22 @@
+"""Which processes can reach each other's memory and files."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+
+def host_id() -> str:
+    """The same for processes that can open each other's files under /proc: one kernel, user, and set of namespaces."""
+    return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except FileNotFoundError:  # a kernel without such namespaces has one
+        return kind

@@ -1,0 +1,104 @@
+"""Ranks save, and another number of ranks goes on: elsewhere.py zero|generators DIRECTORY"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from argosy.checkpoint import Saver, restore
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0) -> None:
+    for step in range(steps):
+        torch.manual_seed(seed + step)
+        optimizer.zero_grad()
+        model(torch.randn(4, 17)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(17, 13), nn.ReLU(), nn.Linear(13, 5))
+
+
+def zero(model: nn.Module) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+
+
+def save_zero(rank: int, path: str) -> None:
+    model = network(1)
+    optimizer = zero(model)
+    trained(model, optimizer, 3)
+    with Saver(path) as saver:
+        saver.save({"model": model, "optimizer": optimizer}, 3).wait(60)
+    trained(model, optimizer, 3, seed=10)
+    if rank == 0:
+        torch.save(model.state_dict(), f"{path}/expected.pt")
+    dist.barrier()
+
+
+def go_on(rank: int, path: str, *, plain: bool) -> None:
+    model = network(2)
+    optimizer = torch.optim.AdamW(model.parameters()) if plain else zero(model)
+    restore(path, into={"model": model, "optimizer": optimizer})
+    trained(model, optimizer, 3, seed=10)
+    expected = torch.load(f"{path}/expected.pt")
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def go_on_with_zero(rank: int, path: str) -> None:
+    go_on(rank, path, plain=False)
+
+
+def go_on_with_adamw(rank: int, path: str) -> None:
+    go_on(rank, path, plain=True)
+
+
+def save_generators(rank: int, path: str) -> None:
+    with Saver(path) as saver:
+        saver.save({"model": network(0), "random": torch.Generator().manual_seed(rank)}, 1).wait(60)
+
+
+def restore_generators(rank: int, path: str) -> None:
+    generator = torch.Generator().manual_seed(100 + rank)
+    before = generator.get_state()
+    restored = restore(path, into={"model": network(1), "random": generator})
+    saved = torch.Generator().manual_seed(rank).get_state()
+    assert torch.equal(generator.get_state(), saved if rank < 2 else before)
+    assert restored.kept == ([] if rank < 2 else [f"rank{rank}/random"])
+
+
+def on_ranks(count: int, work: Callable[[int, str], None], path: str) -> None:
+    """Fork so many ranks, each of which does the work."""
+    children: list[int] = []
+    for rank in range(count):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        try:
+            store = dist.FileStore(f"{path}/store-{work.__name__}-{count}", count)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+            work(rank, path)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert not any(codes), f"{work.__name__} on {count}: {codes}"
+
+
+STAGES = {
+    "zero": [(2, save_zero), (2, go_on_with_zero), (3, go_on_with_zero), (1, go_on_with_adamw)],
+    "generators": [(2, save_generators), (3, restore_generators)],
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for number, stage in STAGES[sys.argv[1]]:
+        on_ranks(number, stage, sys.argv[2])

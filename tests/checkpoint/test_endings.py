@@ -1,0 +1,141 @@
+"""What is begun is kept: programs that end without `close`, and state that changes right after `save`."""
+
+import copy
+import multiprocessing as mp
+import socket
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from argosy.checkpoint import DirectoryInUse, KeepEvery, Saver, TornSnapshot, restore
+from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.format import Draft
+from argosy.checkpoint.owner import take
+from argosy.checkpoint.stores import open_store
+from argosy.core import DeadlinePassed
+
+ENDING = """
+import sys
+import torch
+from argosy.checkpoint import Saver
+
+model = torch.nn.Linear(1000, 1000)
+optimizer = torch.optim.Adam(model.parameters())
+
+
+def train():
+    saver = Saver(sys.argv[1])
+    for step in range(3):
+        model(torch.randn(2, 1000)).sum().backward()
+        optimizer.step()
+        saver.save({"model": model, "optimizer": optimizer}, step)
+    if sys.argv[2] == "raises":
+        raise ValueError("a bug")
+    return saver
+
+
+if sys.argv[2] == "dropped":
+    train()
+else:
+    saver = train()
+"""
+
+
+@pytest.mark.parametrize("how", ["held", "dropped", "raises"])
+def test_a_program_that_ends_without_close_loses_no_save(tmp_path: Path, how: str):
+    command = [sys.executable, "-c", ENDING, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == (how == "raises"), ended.stderr
+    whole = [step for step in (tmp_path / "checkpoints").iterdir() if (step / "root.json").exists()]
+    assert sorted(int(step.name[5:17]) for step in whole) == [0, 1, 2]
+    assert not (tmp_path / "checkpoints/owner.json").exists()
+
+
+def test_what_no_optimizer_steps_may_change_right_after_save(tmp_path: Path):
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    average = AveragedModel(model)
+    with Saver(tmp_path, keep=[KeepEvery(1)]) as saver:
+        for step in range(6):
+            model(torch.randn(4, 256)).sum().backward()
+            optimizer.step()
+            wanted = [each.detach().clone() for each in average.parameters()]
+            state = {"model": model, "optimizer": optimizer, "average": average}
+            handle = saver.save(state, step)
+            average.update_parameters(model)
+            handle.wait(60)
+            found = copy.deepcopy(average)
+            other = copy.deepcopy(model)
+            restore(tmp_path, into={"model": other, "average": found}, step=step, partial=True, fresh=True)
+            assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted, strict=True))
+
+
+def test_a_write_before_the_copy_is_complete_is_found(tmp_path: Path):
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with Saver(tmp_path, keep=[KeepEvery(1)], say=lambda _: None) as saver:
+        for step in range(10):
+            model(torch.randn(4, 1024)).sum().backward()
+            optimizer.step()
+            wanted = {name: each.detach().clone() for name, each in model.named_parameters()}
+            handle = saver.save({"model": model, "optimizer": optimizer}, step)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.999)
+            try:
+                handle.wait(60)
+            except TornSnapshot:
+                continue
+            tensors = restore(tmp_path, step=step).tensors
+            assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+
+
+def heir(path: str, session: int, together: "mp.synchronize.Barrier", answers: "mp.Queue[tuple[int, bool]]") -> None:
+    for number in range(40):
+        store = open_store(f"{path}/{number}", new=True)
+        together.wait(60)
+        try:
+            take(store, f"s{session}")
+            answers.put((number, True))
+        except DirectoryInUse:
+            answers.put((number, False))
+        together.wait(60)
+
+
+@pytest.mark.parametrize("is_orphan", [True, False])
+def test_of_many_that_come_at_once_one_owns_the_directory(tmp_path: Path, is_orphan: bool):
+    """It is new, or its owner is dead."""
+    gone = f'{{"host":"{socket.gethostname()}","pid":1,"started_at":0,"session":"s"}}'
+    for number in range(40 if is_orphan else 0):
+        (tmp_path / f"{number}/checkpoints").mkdir(parents=True)
+        (tmp_path / f"{number}/checkpoints/owner.json").write_text(gone)
+    context = mp.get_context("fork")
+    together, answers = context.Barrier(3), context.Queue()
+    heirs = [context.Process(target=heir, args=(str(tmp_path), n, together, answers)) for n in range(3)]
+    with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for each in heirs:
+            each.start()
+    owners = Counter(number for number, is_owner in (answers.get(timeout=100) for _ in range(120)) if is_owner)
+    for each in heirs:
+        each.join(30)
+    assert owners == dict.fromkeys(range(40), 1)
+    assert [path.name for path in (tmp_path / "0/checkpoints").iterdir()] == ["owner.json"]
+
+
+def test_who_waits_long_for_another_rank_says_for_which_part(tmp_path: Path):
+    said: list[str] = []
+    committer = Committer(open_store(tmp_path, new=True), 0, 2, (KeepEvery(1),), said.append)
+    committer.say_after_s, committer.ranks_timeout_s = 0.05, 0.5
+    name = "step-000000000006-aaaaaaaa0001"
+    draft = Draft(step=6, name=name, rank=0, size=2, entries=[], border=0, bytes=0, room=4096)
+    with pytest.raises(DeadlinePassed):
+        committer.commit(draft, memoryview(bytearray(4096)))
+    assert said == [f"step 6 waits for {name}/rank-00001.json, up to 0.5 s"]
