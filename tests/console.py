@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,6 +130,19 @@ class Console:
             except (psutil.Error, OSError):
                 continue
         return found
+
+    def cut_power(self) -> None:
+        """End all of this terminal's processes at one moment, as a machine ends: none lives to replace another."""
+        stopped = set[int]()
+        while fresh := {int(line.split()[0]) for line in self.leftovers()} - stopped:
+            for pid in fresh:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= fresh
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.leftovers(), "all processes gone", 15.0)
 
 
 def until(ask: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:

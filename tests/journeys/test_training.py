@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from console import REPOSITORY, Console, said, until
 
@@ -60,9 +59,7 @@ def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
     assert began.code == 0, began.text
     out = Path(console.ps("night")["dir"])
     until(lambda: any("step 30/" in log.read_text() for log in out.glob("logs/*/0.*.out")), "step 30")
-    for line in console.leftovers():  # ranks, agent, zygote, keeper, warden: all at once, as a machine ends
-        if psutil.pid_exists(pid := int(line.split()[0])):
-            os.kill(pid, signal.SIGKILL)
+    console.cut_power()
 
     why = console.argosy("why", "night")
     assert why.code == 0, why.text
