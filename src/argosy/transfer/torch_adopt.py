@@ -18,7 +18,7 @@ from argosy.transfer.requantising import Requantise
 from argosy.transfer.torch_inner import Owner
 from argosy.transfer.torch_values import from_value
 from argosy.transfer.torch_whole import Whole
-from argosy.transfer.torch_wrapped import rebuilt
+from argosy.transfer.torch_wrapped import is_dtensor, rebuilt
 from argosy.transfer.trees import grown, holds_values
 from argosy.transfer.units import Adoption, Member, State, Unit, Value, full_name, why_fixed
 
@@ -273,8 +273,6 @@ class _Taker:
 
     def _wrap(self, unit: Unit, place: str) -> None:
         """Make tensors that consist of others of those that were made for it."""
-        from torch.distributed.tensor import DTensor
-
         made = self.created.get(place, {})
         for key, note in unit.options[WRAPPED_NOTE].items():
             keys = {part: f"{key}.{part}" for part in note["parts"]}
@@ -285,7 +283,9 @@ class _Taker:
             parameter = self.builder.parameters[place].detach()
             shape = _part(parameter).shape
             whole = rebuilt(full_name(unit.name, key), note, parts, shape)
-            if isinstance(parameter, DTensor):
+            if is_dtensor(parameter):
+                from torch.distributed.tensor import DTensor
+
                 mesh, cuts = parameter.device_mesh, parameter.placements
                 size, stride = parameter.shape, parameter.stride()
                 whole = DTensor.from_local(whole, mesh, cuts, run_check=False, shape=size, stride=stride)

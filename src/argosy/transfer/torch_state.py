@@ -21,7 +21,7 @@ from argosy.transfer.torch_extra import check_modules, extras_of
 from argosy.transfer.torch_inner import Owner, holder_of, inner_of, rank_of
 from argosy.transfer.torch_values import DEPTH, SURROGATE, is_option, is_value, key_of, value_of
 from argosy.transfer.torch_whole import KINDS, Whole
-from argosy.transfer.torch_wrapped import BOOK, PLAIN, bare, blocks_in, check_cut, is_short, noted, opened
+from argosy.transfer.torch_wrapped import BOOK, PLAIN, bare, blocks_in, check_cut, is_dtensor, is_short, noted, opened
 from argosy.transfer.units import (
     Adoption,
     Kind,
@@ -120,9 +120,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def layout_of(tensor: Tensor, size: int) -> tuple[Layout, Tensor]:
     """The layout of a tensor and this rank's part of it."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return replicated(tuple(tensor.shape), tuple(range(size))), tensor
     mesh = tensor.device_mesh
     placements = tuple(_placement(placement) for placement in tensor.placements)

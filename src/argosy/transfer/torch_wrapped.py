@@ -18,11 +18,14 @@ PLAIN = (Tensor, nn.Parameter)
 BOOK = "qmap"
 
 
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. Their module takes seconds to import: where nobody has done that, there is none."""
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
 def opened(tensor: Tensor) -> dict[str, Tensor] | None:
     """The tensors that a tensor consists of; None: it is one by itself."""
-    from torch.distributed.tensor import DTensor
-
-    if type(tensor) in PLAIN or isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in PLAIN or is_dtensor(tensor) or not is_traceable_wrapper_subclass(tensor):
         return None
     return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
 
