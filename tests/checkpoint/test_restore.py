@@ -205,3 +205,20 @@ def test_reads_are_planned_in_batches_that_grow_to_a_bound():
     ]  # fmt: skip
     batches = list(Reading(LocalFiles(Path()), all_chunks(entries)).batches())
     assert [len(batch.groups) for batch in batches] == [32, 64, 128, 256, 256, 256, 8]
+
+
+def test_plain_tensors_are_saved_and_restored_without_the_seconds_that_importing_dtensors_takes(tmp_path: Path):
+    script = """
+import sys, torch
+from argosy.checkpoint import Saver, restore
+model = torch.nn.Linear(2, 2)
+before = set(sys.modules)
+with Saver(sys.argv[1]) as saver:
+    saver.save(model, 1)
+restore(sys.argv[1], into=model)
+print([name for name in set(sys.modules) - before if name.startswith(("torch", "sympy"))])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert ended.stdout == "[]\n", ended.stdout

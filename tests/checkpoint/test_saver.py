@@ -92,23 +92,6 @@ def test_a_fresh_optimizer_gets_its_state_and_options(tmp_path: Path):
     assert content(other) == content(state)
 
 
-def test_plain_tensors_are_saved_and_restored_without_the_seconds_that_importing_dtensors_takes(tmp_path: Path):
-    script = """
-import sys, torch
-from argosy.checkpoint import Saver, restore
-model = torch.nn.Linear(2, 2)
-before = set(sys.modules)
-with Saver(sys.argv[1]) as saver:
-    saver.save(model, 1)
-restore(sys.argv[1], into=model)
-print([name for name in set(sys.modules) - before if name.startswith(("torch", "sympy"))])
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert ended.stdout == "[]\n", ended.stdout
-
-
 def test_alone_it_gives_tensors(tmp_path: Path):
     state = trained(2)
     with saver(tmp_path) as keeper:

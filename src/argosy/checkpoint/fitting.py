@@ -152,7 +152,10 @@ def _is_foreign(unit: Unit, live: State) -> bool:
 
 
 def _is_local(unit: Unit) -> bool:
-    return "local" in [member.role for member in unit.members.values()]
+    for member in unit.members.values():
+        if member.role == "local":
+            return True
+    return False
 
 
 def some(names: list[str]) -> str:

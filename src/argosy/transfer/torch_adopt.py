@@ -91,7 +91,7 @@ class _Taker:
     def take(self, unit: Unit) -> None:
         """Find a place for each member of a stored unit."""
         names = (unit.name, *unit.aliases) if unit.aliases else (unit.name,)
-        place = self._place_of(names)
+        place = unit.name if unit.name in self.live.units else self._place_of(names)
         if place is None:
             if TENSOR & set(unit.members) and any(self._belongs_to_other(n, of=self.builder.others) for n in names):
                 self._take_loose(unit)
