@@ -17,9 +17,10 @@ from argosy.core import ConfigError
 SCRIPT = Path(__file__).parent / "scripts/elsewhere.py"
 
 
-@pytest.mark.parametrize("what", ["zero", "generators"])
+@pytest.mark.parametrize("what", ["zero", "generators", "cursors"])
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, what: str):
-    """ZeroRedundancyOptimizer's shards become those of other ranks; a new rank keeps its own generator."""
+    """ZeroRedundancyOptimizer's shards become those of other ranks; a new rank keeps its own generator, and has rank
+    0's values where each rank had others."""
     command = [sys.executable, str(SCRIPT), what, str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env=os.environ | {"OMP_NUM_THREADS": "1"}

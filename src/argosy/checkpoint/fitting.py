@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from argosy.checkpoint.differing import own_first
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
 from argosy.checkpoint.reading import Step, stored_state
@@ -75,7 +76,7 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
     Raises:
         ConfigError: names, shapes or dtypes do not fit.
     """
-    stored, entries = stored_state(found), found.entries
+    stored, entries = own_first(stored_state(found), found.entries, live)
     renamed = stored
     if wish.rename is not None:
         names = _new_names(stored, wish.rename)

@@ -14,6 +14,7 @@ import torch
 
 from argosy.checkpoint.asking import STEP_MAX
 from argosy.checkpoint.dcp import read_dcp, reason_of, write_dcp
+from argosy.checkpoint.differing import without_equals
 from argosy.checkpoint.format import StepNotFound
 from argosy.checkpoint.hf import CONFIG, read_config, read_hf, write_hf
 from argosy.checkpoint.inspecting import list_steps
@@ -90,7 +91,7 @@ def _whole(path: str | Path, step: int | None) -> tuple[Step, Restored]:
             for candidate in sorted(source.candidates(), reverse=True):
                 if candidate.step == found.step:
                     with suppress(ArgosyError, OSError):
-                        return source.open(candidate.name)[1], found
+                        return without_equals(source.open(candidate.name)[1]), found
     finally:
         search.close()
     raise StepNotFound(f"step {found.step} was deleted while it was read from {found.source}", hint="try again")

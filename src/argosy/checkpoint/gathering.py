@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from argosy import fabric
+from argosy.checkpoint.differing import add_own
 from argosy.core import ConfigError, DeadlinePassed
 from argosy.transfer import Adoption, Member, State, Unit, replicated, why_fixed
 
@@ -36,8 +37,10 @@ def without_collection() -> Generator[None, None, None]:
             gc.enable()
 
 
-def as_state(thing: Any) -> State:
+def as_state(thing: Any, *, saving: bool = False) -> State:
     """A state from a State, a module, or a dict of modules, optimizers, arrays and whatever has a state_dict.
+
+    Where it is `saving`, each rank also says its own of what ranks may differ in (`differing.py`).
 
     Raises:
         ConfigError: something in it cannot be kept.
@@ -67,6 +70,8 @@ def as_state(thing: Any) -> State:
     model = next(iter(modules.values())) if len(modules) == 1 else modules
     local = [name for name, value in others.items() if isinstance(value, torch.Generator)]
     state = describe(model, optimizers, others=others, local=local)
+    if saving:
+        add_own(state, [name for name in others if name in state.values])
     adopt = state.adopt
 
     def adopt_and_put_back(stored: State) -> Adoption:

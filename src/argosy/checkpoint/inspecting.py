@@ -8,6 +8,7 @@ import numpy as np
 
 from argosy.checkpoint.arranging import segment_header
 from argosy.checkpoint.committing import read_pins
+from argosy.checkpoint.differing import without_equals
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
 from argosy.checkpoint.reading import ELSEWHERE, Step, all_chunks, find_step, open_step, roots
@@ -74,7 +75,7 @@ class TensorInfo(msgspec.Struct, kw_only=True):
 
 def opened(path: str | Path, step: int | None) -> Step:
     """A step, by its number or the newest that can be opened."""
-    return next(find_step(open_files(path)[0], step, str(path)))
+    return without_equals(next(find_step(open_files(path)[0], step, str(path))))
 
 
 def tensors(step: Step) -> dict[str, TensorInfo]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from argosy.checkpoint.asking import checked_step
+from argosy.checkpoint.differing import differing, kept_apart, without_equals
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.fitting import Fit, Wish, fit, some
 from argosy.checkpoint.format import CorruptShard, Entry
@@ -58,6 +59,8 @@ class Restored:
     """Scales of values that were quantised anew, as blocks are cut otherwise here."""
     merged: list[str] = field(default_factory=list[str])
     """Options that were stored of several groups, and of which one counts in a group here."""
+    differing: list[str] = field(default_factory=list[str])
+    """Values that ranks differed in, where there were more or fewer of them than here."""
 
     def __str__(self) -> str:
         line = f"step {self.step:,} from {self.source} in {self.seconds:.1f} s, verified"
@@ -68,6 +71,8 @@ class Restored:
             lines.append(f"quantised anew, as blocks are cut otherwise here: {some(self.requantised)}")
         if self.merged:
             lines.append(f"of several groups that are one here, the last one's count: {some(self.merged)}")
+        if self.differing:
+            lines.append(f"different on each rank that saved it, and rank 0's where there is another: {some(self.differing)}")
         if self.unused:
             lines.append(f"stored, and without a place here: {some(self.unused)}")
         return "\n  ".join([line, *lines])
@@ -187,6 +192,7 @@ def _open(search: Search, candidate: Candidate, into: _Into, wish: Wish) -> _Ope
             search.passed_over(candidate, source, error)
             continue
         try:
+            found = without_equals(found)
             work = _Writing(files, found, into, wish) if into.is_anything else _Collecting(files, found)
             work.source = source
             if not files.place:
@@ -285,7 +291,7 @@ class _Writing:
     is_verified = False
 
     def __init__(self, files: Files, found: Step, into: _Into, wish: Wish) -> None:
-        self._files, self._found, self.rank = files, found, into.rank
+        self._files, self._found, self.rank, self._size = files, found, into.rank, into.size
         # Who restores alone needs all of it, so what is here already is verified while places are found for it.
         is_all = into.size == 1 and bool(files.place) and not wish.partial and wish.roles is None
         early: list[Entry] = []
@@ -311,8 +317,10 @@ class _Writing:
         """What is read, and where other ranks may put it; nothing if this one has all it needs."""
         if self.is_verified:
             return NOTHING
-        table = places(self._fitted.targets, self.rank, self._landing.addresses)
-        return reads_of(self._files.place, self._fitted.entries), table
+        apart = kept_apart(self._found.entries)
+        targets = {name: member for name, member in self._fitted.targets.items() if name not in apart}
+        entries = [entry for entry in self._fitted.entries if entry.name not in apart]
+        return reads_of(self._files.place, entries), places(targets, self.rank, self._landing.addresses)
 
     def verify(self, sharing: Sharing) -> None:
         mine, receivers = sharing.divided(self._wanted)
@@ -350,6 +358,7 @@ class _Writing:
         step = self._found.root.step
         restored = Restored(step, label, 0.0, total, kept=kept, unused=unused, values=self._found.values)
         restored.requantised, restored.merged = adoption.requantised, adoption.merged
+        restored.differing = differing(self._found) if self._found.root.size != self._size else []
         return restored
 
 

@@ -239,7 +239,7 @@ class Saver:
         arena: Arena | None = None
         try:
             with without_collection():
-                described = as_state(state)
+                described = as_state(state, saving=True)
                 if (described.rank, described.size) != (self.rank, self.size):
                     here = f"the saver of {self.rank} of {self.size}"
                     raise ConfigError(

@@ -1,10 +1,12 @@
-"""Ranks save, and another number of ranks goes on: elsewhere.py zero|generators DIRECTORY"""
+"""Ranks save, and another number of ranks goes on: elsewhere.py zero|generators|cursors DIRECTORY"""
 
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -74,6 +76,70 @@ def restore_generators(rank: int, path: str) -> None:
     assert restored.kept == ([] if rank < 2 else [f"rank{rank}/random"])
 
 
+class Meter:
+    """Something of a user's that is not alike on all ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.counts = torch.full((3,), rank)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"counts": self.counts, "name": "meter"}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.counts = state["counts"]
+
+
+def cursors(rank: int) -> dict[str, object]:
+    """What a script keeps of each rank beside the model."""
+    return {
+        "model": network(0),
+        "torch": torch.Generator().manual_seed(rank).get_state(),  # As torch.get_rng_state().
+        "python": random.Random(rank).getstate(),
+        "numpy": np.random.RandomState(rank).get_state(),
+        "cursor": {"shard": rank, "at": [rank, rank + 1]},
+        "meter": Meter(rank),
+        "large": torch.full((1 << 20,), 5.0),
+        "epoch": 3,
+        f"only{rank}": rank,
+    }
+
+
+def save_cursors(rank: int, path: str) -> None:
+    with Saver(path) as saver:
+        saver.save(cursors(rank), 1).wait(60)
+
+
+def text_of(state: dict[str, object]) -> str:
+    """All of it but the model, to compare."""
+    rest = {name: value for name, value in state.items() if name not in ("model", "large") and "only" not in name}
+    return repr({**rest, "torch": rest["torch"].sum(), "meter": rest["meter"].counts})
+
+
+def restore_cursors(rank: int, path: str) -> None:
+    size = dist.get_world_size()
+    state = cursors(rank + 10)
+    del state[f"only{rank + 10}"]
+    if rank < 2:
+        state[f"only{rank}"] = -1
+    restored = restore(path, into=state, partial=True)
+    whose = rank if rank < 2 else 0
+    assert text_of(state) == text_of(cursors(whose)), rank
+    assert torch.equal(state["torch"], cursors(whose)["torch"]), restored.differing
+    assert state["epoch"] == 3
+    assert state.get(f"only{rank}", rank) == rank
+    assert restored.differing == ([] if size == 2 else ["cursor", "meter", "numpy", "python", "torch"]), restored.differing
+
+
+def look_at_cursors(rank: int, path: str) -> None:
+    found = restore(path)
+    assert "rank1/epoch" not in found.values, "it is the same on all ranks"
+    assert found.values["cursor"]["shard"] == 0
+    assert found.values["rank1/cursor"] == {"shard": 1, "at": [1, 2]}
+    assert found.values["rank1/only1"] == 1
+    assert torch.equal(found.tensors["rank1/meter.counts"], torch.full((3,), 1))
+    assert "rank1/large" not in found.tensors
+
+
 def on_ranks(count: int, work: Callable[[int, str], None], path: str) -> None:
     """Fork so many ranks, each of which does the work."""
     children: list[int] = []
@@ -96,6 +162,7 @@ def on_ranks(count: int, work: Callable[[int, str], None], path: str) -> None:
 STAGES = {
     "zero": [(2, save_zero), (2, go_on_with_zero), (3, go_on_with_zero), (1, go_on_with_adamw)],
     "generators": [(2, save_generators), (3, restore_generators)],
+    "cursors": [(2, save_cursors), (2, restore_cursors), (3, restore_cursors), (1, look_at_cursors)],
 }
 
 if __name__ == "__main__":

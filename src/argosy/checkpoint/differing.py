@@ -1,0 +1,111 @@
+"""What ranks may differ in: values, and small tensors beside modules and optimizers (cursors, states of generators).
+
+D1  Rank 0's are the ones that all ranks share; each other rank says its own beside them, under `rank3/name`.
+D2  Who reads forgets those that are equal to rank 0's. A rank gets its own back, one that was not there rank 0's.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from argosy.checkpoint.format import Entry
+from argosy.checkpoint.reading import Step
+from argosy.transfer import State, Unit, Value, references, replicated
+
+OWN_BYTES, OWN_TENSORS = 1 << 20, 64
+"""A larger tensor, and more of them below one name, count as equal on all ranks."""
+_OWN = re.compile(r"(rank\d+/)(.*)", re.DOTALL)
+
+
+def add_own(state: State, names: Iterable[str]) -> None:
+    """D1: say what this rank has under these names."""
+    if not state.rank:
+        return
+    own = f"rank{state.rank}/"
+    for name in names:
+        tree = state.values[name]
+        small = [each for each in dict.fromkeys(references(tree)) if _is_small(state, each)][:OWN_TENSORS]
+        for each in small:
+            member = state.units[each].members["value"]
+            mine = replace(member, role="local", layout=replicated(member.shape, (state.rank,)))
+            state.units[own + each] = Unit(own + each, {"value": mine})
+        state.values[own + name] = _referring(tree, {each: own + each for each in small})
+
+
+def _is_small(state: State, name: str) -> bool:
+    member = state.units[name].members["value"]
+    is_everywhere = member.layout == replicated(member.shape, tuple(range(state.size)))
+    return is_everywhere and sum(piece.box.cells for piece in member.layout.pieces[:1]) * member.itemsize <= OWN_BYTES
+
+
+def _referring(value: Value, names: Mapping[str, str]) -> Value:
+    """The same values with references to tensors of other names."""
+    if isinstance(value, list):
+        return [_referring(each, names) for each in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    tree = cast(dict[str, Any], value)
+    if "$tensor" in tree:
+        return {"$tensor": names.get(tree["$tensor"], tree["$tensor"])}
+    return {key: _referring(each, names) for key, each in tree.items()}
+
+
+def without_equals(step: Step) -> Step:
+    """D2: the step without what a rank says that rank 0 says too."""
+    found = [match for name in step.values if (match := _OWN.fullmatch(name)) and match[2] in step.values]
+    if not found:
+        return step
+    contents: dict[str, list[Any]] = {}
+    for entry in step.entries:
+        if entry.key == "value":
+            contents.setdefault(entry.name, []).append((entry.dtype, entry.shape, entry.box, entry.sums))
+    gone: set[str] = set()
+    for match in found:
+        tree, own = step.values[match[0]], match[1]
+        plain = {each: each.removeprefix(own) for each in references(tree)}
+        is_equal = all(contents.get(mine) == contents.get(shared) for mine, shared in plain.items())
+        if is_equal and _referring(tree, plain) == step.values[match[2]]:
+            gone |= {match[0], *(each for each in plain if each.startswith(own))}
+    return replace(
+        step,
+        entries=[entry for entry in step.entries if entry.unit not in gone] if gone else step.entries,
+        values={name: value for name, value in step.values.items() if name not in gone},
+        units={name: unit for name, unit in step.units.items() if name not in gone},
+    )
+
+
+def differing(step: Step) -> list[str]:
+    """The names under which ranks said different things."""
+    return sorted({match[2] for name in step.values if (match := _OWN.fullmatch(name)) and match[2] in step.values})
+
+
+def kept_apart(entries: Iterable[Entry]) -> set[str]:
+    """The tensors of which a rank has its own, by the names that all have for them, and their own names."""
+    own = {entry.unit for entry in entries if entry.role == "local"}
+    return own | {name.partition("/")[2] for name in own}
+
+
+def own_first(stored: State, entries: Sequence[Entry], live: State) -> tuple[State, Sequence[Entry]]:
+    """What is stored, with what this rank has said itself in the place of what rank 0 said."""
+    own = f"rank{live.rank}/"
+    names = [name for name in live.values if own + name in stored.values]
+    if not names:
+        return stored, entries
+    values, units = dict(stored.values), dict(stored.units)
+    for name in names:
+        tree = values.pop(own + name)
+        mine = {each: each.removeprefix(own) for each in references(tree) if each.startswith(own)}
+        gone = {*references(values.get(name)), *mine.values()} - {*references(tree)}
+        for each in gone:
+            units.pop(each, None)
+        for each, shared in mine.items():
+            units[shared] = Unit(shared, {"value": replace(units.pop(each).members["value"], role="buffer")})
+        values[name] = _referring(tree, mine)
+        entries = [
+            replace(entry, unit=mine[entry.unit], name=mine[entry.unit]) if entry.unit in mine else entry
+            for entry in entries
+            if entry.unit not in gone
+        ]
+    return State(units=units, values=values), entries
