@@ -261,6 +261,7 @@ def make_index(draft: Draft, entries: list[Entry]) -> Index:
         entries=entries,
         values=draft.values,
         units=draft.units,
+        modules=draft.modules,
     )
 
 

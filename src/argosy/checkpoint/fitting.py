@@ -9,6 +9,7 @@ import msgspec
 from argosy.checkpoint.differing import own_first
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
+from argosy.checkpoint.prefixes import aligned_names, check_prefixes
 from argosy.checkpoint.reading import Step, stored_state
 from argosy.checkpoint.tying import tied, untying
 from argosy.core import ConfigError
@@ -78,8 +79,10 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
     """
     stored, entries = own_first(stored_state(found), found.entries, live)
     renamed = stored
+    names = {} if wish.remap is not None else aligned_names(found, stored, live)
     if wish.rename is not None:
         names = _new_names(stored, wish.rename)
+    if names:
         entries = [_under_name(entry, names) for entry in entries]
         renamed = _renamed(stored, names)
     renamed = tied(_chosen(renamed, live, wish), entries, live)
@@ -104,16 +107,17 @@ def _missing(adoption: Adoption, stored: State, live: State) -> list[str]:
 
 def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> None:
     """Refuse what would leave live state as it was, or begin moments anew, without having been asked."""
-    if not wish.partial and wish.roles is None:
-        if adoption.unused:
-            raise ConfigError(f"no place for stored {some(adoption.unused)}", hint="rename them, or pass partial=True")
-        if missing:
-            raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
-    elif live.units and not adoption.targets:
-        raise ConfigError(
-            f"nothing that is stored has a place here: not {some(adoption.unused) or 'any tensor'}",
-            hint="rename them, or ask for other roles",
-        )
+    if wish.partial or wish.roles is not None:
+        check_prefixes(adoption, live)
+        if live.units and not adoption.targets:
+            raise ConfigError(
+                f"nothing that is stored has a place here: not {some(adoption.unused) or 'any tensor'}",
+                hint="rename them, or ask for other roles",
+            )
+    elif adoption.unused:
+        raise ConfigError(f"no place for stored {some(adoption.unused)}", hint="rename them, or pass partial=True")
+    elif missing:
+        raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
     if adoption.requantised and not wish.requantize:
         raise UnalignedBlocks(
             f"stored in other blocks than are here: {some(adoption.requantised)}",
@@ -153,10 +157,7 @@ def _is_foreign(unit: Unit, live: State) -> bool:
 
 
 def _is_local(unit: Unit) -> bool:
-    for member in unit.members.values():
-        if member.role == "local":
-            return True
-    return False
+    return any(member.role == "local" for member in unit.members.values())
 
 
 def some(names: list[str]) -> str:
@@ -182,7 +183,7 @@ def _new_names(stored: State, rename: Rename) -> dict[str, str]:
 
 def _renamed(stored: State, names: Mapping[str, str]) -> State:
     units = [
-        Unit(names[unit.name], dict(unit.members), unit.options, tuple(names[alias] for alias in unit.aliases))
+        Unit(names.get(unit.name, unit.name), unit.members, unit.options, tuple(names.get(a, a) for a in unit.aliases))
         for unit in stored.units.values()
     ]
     return State(units={unit.name: unit for unit in units}, values=stored.values)

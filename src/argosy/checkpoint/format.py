@@ -124,6 +124,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[Entry]
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+    modules: dict[str, str] = {}
+    """The keys of modules, each with what the names of its tensors begin with."""
 
 
 class IndexHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +153,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     shared: str = ""
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+    modules: dict[str, str] = {}
     tags: list[str] = []
     metrics: dict[str, float] = {}
 

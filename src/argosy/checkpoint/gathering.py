@@ -70,6 +70,7 @@ def as_state(thing: Any, *, saving: bool = False) -> State:
     model = next(iter(modules.values())) if len(modules) == 1 else modules
     local = [name for name, value in others.items() if isinstance(value, torch.Generator)]
     state = describe(model, optimizers, others=others, local=local)
+    state.modules = state.modules or dict.fromkeys(modules, "")
     if saving:
         add_own(state, [name for name in others if name in state.values])
     adopt = state.adopt

@@ -83,6 +83,7 @@ class Step(msgspec.Struct, kw_only=True):
     entries: list[Entry] = []
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+    modules: dict[str, str] = {}
 
 
 def read_sound(files: Files, path: str, sound: Callable[[bytes], T]) -> T:
@@ -141,6 +142,7 @@ def open_step(files: Files, name: str, root: Root) -> Step:
     entries: list[Entry] = []
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
+    modules: dict[str, str] = {}
     for part in root.parts:
         if part.file.rpartition("/")[0] != name:
             raise CorruptShard(f"{name}/{ROOT}", "an index", f"a file of {name}", part.file)
@@ -151,6 +153,7 @@ def open_step(files: Files, name: str, root: Root) -> Step:
         entries += index.entries
         values |= index.values
         units |= index.units
+        modules |= index.modules
     for file, end in check_entries(entries).items():
         try:
             size = files.size(file)
@@ -158,7 +161,7 @@ def open_step(files: Files, name: str, root: Root) -> Step:
             raise CorruptShard(file, "the segment", f"{end} bytes", NO_FILE) from error
         if size < end:
             raise CorruptShard(file, "the segment", f"{end} bytes", f"{size} bytes")
-    return Step(name=name, root=root, entries=entries, values=values, units=units)
+    return Step(name=name, root=root, entries=entries, values=values, units=units, modules=modules)
 
 
 class FilesSource:

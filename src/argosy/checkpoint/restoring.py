@@ -72,7 +72,9 @@ class Restored:
         if self.merged:
             lines.append(f"of several groups that are one here, the last one's count: {some(self.merged)}")
         if self.differing:
-            lines.append(f"different on each rank that saved it, and rank 0's where there is another: {some(self.differing)}")
+            lines.append(
+                f"different on each rank that saved it, and rank 0's where there is another: {some(self.differing)}"
+            )
         if self.unused:
             lines.append(f"stored, and without a place here: {some(self.unused)}")
         return "\n  ".join([line, *lines])

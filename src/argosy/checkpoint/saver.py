@@ -6,7 +6,6 @@ saver.save({"model": model, "optimizer": optimizer}, step)
 
 import os
 import queue
-import sys
 import time
 import traceback
 import weakref
@@ -14,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any, NamedTuple
 
 from argosy.checkpoint.arena import Arena
@@ -31,13 +30,14 @@ from argosy.checkpoint.pacing import Pace, failure_rate
 from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
 from argosy.checkpoint.searching import newest_of
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
+from argosy.checkpoint.stepping import place_in_step
 from argosy.checkpoint.stores import is_url, located, open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.transfer import Role, State, Unit, checked_roles
 
-OPTIMIZER = os.path.join("torch", "optim", "optimizer.py")
+FLAG = "in a signal handler set a flag, and save when the loop comes by"
 
 
 class _Wanted(NamedTuple):
@@ -93,7 +93,7 @@ class Saver:
             disclaim(self._claim)
             raise
         self._pace = self._paced(cadence)
-        self._lock = Lock()
+        self._lock, self._is_saving = RLock(), False
         self._at: int | None = None
         self._habits = Habits()
         self._arranged: Arrangement | None = None
@@ -180,7 +180,8 @@ class Saver:
         has the error.
 
         Raises:
-            ConfigError: something of it cannot be kept, or is no step, metric, tag or role.
+            ConfigError: something of it cannot be kept, or is no step, metric, tag or role; or it is called in the
+                middle of an optimizer's step or of another save, as a signal handler may be.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -195,11 +196,20 @@ class Saver:
         number = checked_step(self._at if step is None else step)
         checked_roles(roles)
         wanted = _Wanted(checked_tags(tag), checked_metrics(metrics), roles)
+        if (moment := place_in_step()) == "middle":
+            raise ConfigError("save was called in the middle of an optimizer's step, when it is half done", hint=FLAG)
         with self._lock:
-            self._miss_metrics(number, wanted.metrics)
-            return self._save(state, number, wanted, self._era_of(number) if era is None else era)
+            if self._is_saving:
+                raise ConfigError("save was called while this thread is in save", hint=FLAG)
+            self._is_saving = True
+            try:
+                self._miss_metrics(number, wanted.metrics)
+                era = self._era_of(number) if era is None else era
+                return self._save(state, number, wanted, era, may_wait=moment == "outside")
+            finally:
+                self._is_saving = False
 
-    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int) -> Handle:
+    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int, *, may_wait: bool) -> Handle:
         begun = time.monotonic()
         # Whatever becomes of it: ranks call their saves by the same numbers.
         self._count += 1
@@ -213,7 +223,7 @@ class Saver:
             handle.copied.set_exception(error)
             handle.durable.set_exception(error)
             return handle
-        self._fence(described, snapshot)
+        self._fence(described, snapshot, may_wait=may_wait)
         self._pace.saved(number)
         self._pace.lost(time.monotonic() - begun)
         return handle
@@ -270,16 +280,17 @@ class Saver:
         except BaseException as error:
             self._writer.abandon(name, arena, str(error))
             raise
+        self._jobs.put(job)  # Before it is known of: a signal handler may wait for all that is.
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
         # What several ranks save may wait for one that is lost; a keeper has it before it is durable.
         if self.size == 1 and isinstance(self._writer, OwnWriter):
             under_way[self._path] = self._handles
-        self._jobs.put(job)
         return described, job.snapshot
 
-    def _fence(self, state: State, snapshot: Snapshot) -> None:
-        """Wait for the copy before the state changes; at once if nobody can tell when that is, or it may be now."""
-        if not state.fences or _is_in_step():
+    def _fence(self, state: State, snapshot: Snapshot, *, may_wait: bool) -> None:
+        """Wait for the copy before the state changes; at once if nobody can tell when that is, or it may be now:
+        hooks cannot be changed while they are called."""
+        if not state.fences or not may_wait:
             snapshot.wait()
             return
 
@@ -385,16 +396,6 @@ class Saver:
         self.close()
 
 
-def _is_in_step() -> bool:
-    """Whether a hook of an optimizer's step saves: hooks cannot be changed while they are called."""
-    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(OPTIMIZER):
-            return True
-        frame = frame.f_back
-    return False
-
-
 def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
     """What a rank says of its state besides tensors: each unit's first rank of that unit, rank 0 all shared values.
 
@@ -407,7 +408,7 @@ def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:
     units = {unit.name: UnitInfo({} if is_bare else unit.options, unit.aliases) for unit in first}
     own = f"rank{state.rank}/"
     values = {name: value for name, value in state.values.items() if not state.rank or name.startswith(own)}
-    return {"values": values, "units": units}
+    return {"values": values, "units": units, "modules": {} if state.rank else state.modules}
 
 
 def _first_rank(unit: Unit) -> int:

@@ -180,6 +180,7 @@ def state_of(run: "Run") -> State:
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
     state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others)
+    state.modules = state.modules or dict.fromkeys(tracked.modules, "")
     for name, ranks in run.mending.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():

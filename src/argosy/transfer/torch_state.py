@@ -73,6 +73,7 @@ def describe(
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
+    state.modules = {key: f"{key}." for key in modules if key}
     for name, thing in (others or {}).items():
         if isinstance(thing, nn.Parameter):
             builder.add_parameter(name, thing)

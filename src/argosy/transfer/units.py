@@ -71,6 +71,8 @@ class State:
     units: dict[str, Unit] = field(default_factory=dict[str, Unit])
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     """What is not a tensor: schedules, counters, cursors."""
+    modules: dict[str, str] = field(default_factory=dict[str, str])
+    """The keys of the modules, each with what the names of its tensors begin with."""
     fences: list[Callable[[Callable[[], None]], object]] = field(
         default_factory=list[Callable[[Callable[[], None]], object]]
     )

@@ -127,7 +127,7 @@ def restore_cursors(rank: int, path: str) -> None:
     assert torch.equal(state["torch"], cursors(whose)["torch"]), restored.differing
     assert state["epoch"] == 3
     assert state.get(f"only{rank}", rank) == rank
-    assert restored.differing == ([] if size == 2 else ["cursor", "meter", "numpy", "python", "torch"]), restored.differing
+    assert restored.differing == ([] if size == 2 else ["cursor", "meter", "numpy", "python", "torch"])
 
 
 def look_at_cursors(rank: int, path: str) -> None:

@@ -138,6 +138,7 @@ def step_of_drafts(name: str, drafts: list[Draft]) -> Step:
         step.entries += draft.entries
         step.values |= draft.values
         step.units |= draft.units
+        step.modules |= draft.modules
     return step
 
 

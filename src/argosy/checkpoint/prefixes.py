@@ -1,0 +1,63 @@
+"""Names of modules' tensors begin with the module's key where a dict has several, and without it where it has one.
+
+So a dict to which a module is added, or of which one is taken, has other names for the same tensors: who restores it
+finds them all the same.
+"""
+
+from collections.abc import Mapping
+
+from argosy.checkpoint.reading import Step
+from argosy.core import ConfigError
+from argosy.transfer import Adoption, State, references
+
+
+def aligned_names(found: Step, stored: State, live: State) -> dict[str, str]:
+    """The names that stored tensors of modules have here, by those that they were stored with, where these differ."""
+    prefixes = {key: _prefix_of(key, found.modules, stored, live) for key in live.modules}
+    changed = [(there, live.modules[key]) for key, there in prefixes.items() if there not in (None, live.modules[key])]
+    if not changed:
+        return {}
+    loose = set(references(stored.values))
+    every = [each for unit in stored.units.values() for each in (unit.name, *unit.aliases) if unit.name not in loose]
+    names: dict[str, str] = {}
+    for there, here in changed:
+        for name in (each for each in every if each.startswith(there or "")):
+            new = here + name.removeprefix(there or "")
+            # Without a prefix a module's tensors cannot be told from single parameters, but by what is here.
+            if there or new in live.units or name not in live.units:
+                names[name] = new
+    taken = set(names.values())
+    # Another module's may have such a name already: it goes out of the way.
+    return names | {name: f"{name} (as stored)" for name in every if name in taken and name not in names}
+
+
+def _prefix_of(key: str, known: Mapping[str, str], stored: State, live: State) -> str | None:
+    """What the names of a module began with when it was stored; None: nobody knows."""
+    if known:
+        return known.get(key)
+    here = live.modules[key]
+    if any(name in live.units for name in stored.units):
+        return here
+    if not here:
+        return f"{key}." if any(name.removeprefix(f"{key}.") in live.units for name in stored.units) else None
+    fitting = [each for each in live.modules.values() if any(each + name in live.units for name in stored.units)]
+    return "" if fitting == [here] else None
+
+
+def check_prefixes(adoption: Adoption, live: State) -> None:
+    """Refuse to leave a whole module as it was where its tensors are stored, it seems, by other names.
+
+    Raises:
+        ConfigError: that is so.
+    """
+    kept = set(adoption.kept)
+    for key, prefix in live.modules.items() if adoption.unused else ():
+        own = {name for name, unit in live.units.items() if name.startswith(prefix) and "parameter" in unit.members}
+        if not own or own - kept:
+            continue
+        twins = [each for each in adoption.unused if prefix + each in own or each.partition(".")[2] in own]
+        if twins:
+            raise ConfigError(
+                f"nothing is stored for {key or 'the module'}, but {twins[0]} is, which may be {min(own)} or the like",
+                hint="names begin with a module's key where there are several: rename=lambda name: ... changes them",
+            )

@@ -1,0 +1,169 @@
+"""When a save is called: in hooks and closures of a step, and by signal handlers in the middle of anything."""
+
+import functools
+import os
+import random
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from argosy.checkpoint import Saver, restore
+from argosy.core import ConfigError
+
+
+@contextmanager
+def on_signal(number: int, handler: Callable[..., None]) -> Generator[None, None, None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def network(layers: int = 3) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+
+
+def backward(model: nn.Module) -> torch.Tensor:
+    model.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    return loss
+
+
+class Lazy(torch.optim.SGD):
+    """A step of a user's own, which is interrupted in the middle."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.param_groups[0]["params"]
+        parameters[0].sub_(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        parameters[1].sub_(1)
+
+
+def test_a_signal_handler_in_the_middle_of_a_step_is_told_to_wait(tmp_path: Path):
+    model = network(40)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    saved, refused = list[int](), list[ConfigError]()
+
+    def handler(*_: object) -> None:
+        try:
+            saved.append(saver.save({"model": model, "optimizer": optimizer}, len(saved)).step)
+        except ConfigError as error:
+            refused.append(error)
+
+    backward(model)
+    optimizer.step()
+    with Saver(tmp_path) as saver, on_signal(signal.SIGVTALRM, handler):
+        while len(refused) < 5 or len(saved) < 3:
+            signal.setitimer(signal.ITIMER_VIRTUAL, random.uniform(0.001, 0.01))
+            count = len(refused) + len(saved)
+            while len(refused) + len(saved) == count:
+                backward(model)
+                optimizer.step()
+            saver.flush()
+            if saved:
+                tensors = restore(tmp_path).tensors
+                steps = {float(each) for name, each in tensors.items() if name.endswith("::step")}
+                assert len(steps) == 1, "all parameters have made the same steps"
+    assert {str(error) for error in refused} == {
+        "save was called in the middle of an optimizer's step, when it is half done"
+    }
+    assert "set a flag" in str(refused[0].hint)
+
+
+def test_a_step_of_ones_own_is_no_place_to_save_either(tmp_path: Path):
+    model = network()
+    optimizer = Lazy(model.parameters(), lr=0.1)
+    found: list[str] = []
+
+    def handler(*_: object) -> None:
+        with pytest.raises(ConfigError) as refused:
+            saver.save(model, 1)
+        found.append(str(refused.value))
+
+    with Saver(tmp_path) as saver, on_signal(signal.SIGUSR1, handler):
+        optimizer.step()
+    assert len(found) == 1
+
+
+def test_a_signal_handler_in_the_middle_of_a_save_is_told_to_wait(tmp_path: Path):
+    class Meter:
+        def state_dict(self) -> dict[str, int]:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    found: list[str] = []
+
+    def handler(*_: object) -> None:
+        with pytest.raises(ConfigError) as refused:
+            saver.save(model, 2)
+        saver.flush(10)
+        found.append(str(refused.value))
+
+    model = network()
+    with Saver(tmp_path) as saver, on_signal(signal.SIGUSR1, handler):
+        saver.save({"model": model, "meter": Meter()}, 1)
+        saver.save(model, 3)
+    assert found == ["save was called while this thread is in save"]
+    assert restore(tmp_path).step == 3
+
+
+class Closure:
+    """As frameworks have it."""
+
+    def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+        self.call = call
+
+    def __call__(self) -> torch.Tensor:
+        return self.call()
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "partial", "object"])
+@pytest.mark.parametrize("where", ["before", "after", "closure"])
+def test_hooks_and_closures_save_whole_states(tmp_path: Path, where: str, kind: str):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    wanted: list[dict[str, torch.Tensor]] = []
+
+    def save(*_: object) -> None:
+        saver.save(state, len(wanted))
+        wanted.append({name: each.detach().clone() for name, each in model.named_parameters()})
+
+    def closure() -> torch.Tensor:
+        loss = backward(model)
+        if where == "closure":
+            save()
+        return loss
+
+    class Held:
+        def closure(self) -> torch.Tensor:
+            return closure()
+
+    kinds = {
+        "function": closure,
+        "method": Held().closure,
+        "partial": functools.partial(lambda call: call(), closure),
+        "object": Closure(closure),
+    }
+    with Saver(tmp_path) as saver:
+        if where == "before":
+            optimizer.register_step_pre_hook(save)
+        elif where == "after":
+            optimizer.register_step_post_hook(save)
+        for _ in range(2):
+            optimizer.step(kinds[kind])
+    for step, parameters in enumerate(wanted):
+        tensors = restore(tmp_path, step=step).tensors
+        assert all(torch.equal(tensors[name], each) for name, each in parameters.items())
+    assert len(wanted) == 2
