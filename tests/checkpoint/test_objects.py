@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
-from argosy.checkpoint import CorruptShard, KeepLast, Saver, Unreadable, list_steps, restore, verify
+from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Saver, Unreadable, list_steps, restore, verify
 from argosy.checkpoint.operations import Sync
 from argosy.core import ConfigError
 
@@ -59,6 +59,30 @@ def test_saved_restored_verified_and_pruned(bucket: str):
     assert str(restored).startswith(f"step 3 from {bucket} in")
     assert all(np.array_equal(into[name], array) for name, array in arrays(3).items())
     assert list(verify(bucket, None)) == []
+
+
+def test_one_place_has_one_name_however_it_is_spelt(bucket: str):
+    with Saver(bucket) as saver:
+        saver.save(arrays(1), 1).wait(60)
+        place = bucket.removeprefix("s3://bucket/")
+        for spelt in (f"{bucket}/", f"S3://bucket/{place}", f"s3://bucket/./{place}", f"s3://bucket//{place}//"):
+            with pytest.raises(DirectoryInUse):
+                Saver(spelt)
+            assert restore(spelt).step == 1
+        saver.save(arrays(2), 2).wait(60)
+
+
+def test_tags_and_pins_come_and_go(bucket: str):
+    with Saver(bucket, keep=[KeepLast(1)]) as saver:
+        saver.save({"w": np.full(9, 1)}, 1, tag="release").wait(60)
+        saver.save({"w": np.full(9, 2)}, 2).wait(60)
+        saver.pin(2)
+        saver.save({"w": np.full(9, 3)}, 3).wait(60)
+        assert [each.step for each in list_steps(bucket)] == [3, 2, 1]
+        saver.untag("release")
+        saver.unpin(2)
+        saver.save({"w": np.full(9, 4)}, 4).wait(60)
+    assert [each.step for each in list_steps(bucket)] == [4]
 
 
 def test_an_altered_object_is_named(bucket: str):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -222,3 +223,29 @@ print([name for name in set(sys.modules) - before if name.startswith(("torch", "
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
     )
     assert ended.stdout == "[]\n", ended.stdout
+
+
+@pytest.mark.parametrize("around", [torch.device("meta"), torch.inference_mode()])
+def test_whatever_the_caller_is_in_tensors_have_memory_and_moments_can_be_trained(tmp_path: Path, around: Any):
+    def trained() -> dict[str, Any]:
+        model = nn.Linear(3, 2)
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "extra": {"t": torch.ones(2)}}
+
+    def step(state: dict[str, Any]) -> None:
+        state["optimizer"].zero_grad()
+        state["model"](torch.ones(1, 3)).sum().backward()
+        state["optimizer"].step()
+
+    saved, here = trained(), trained()
+    step(saved)
+    with Saver(tmp_path) as saver:
+        saver.save(saved, 1)
+    with around:
+        restore(tmp_path, into=here)
+        found = restore(tmp_path).tensors
+    assert torch.equal(here["model"].weight, saved["model"].weight)
+    assert torch.equal(found["weight"], saved["model"].weight)
+    assert not found["weight"].is_inference()
+    step(here)
+    step(saved)
+    assert torch.equal(here["model"].weight, saved["model"].weight)

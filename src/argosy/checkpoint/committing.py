@@ -299,7 +299,7 @@ class Committer:
             raise StepNotFound(f"step {step} was not committed in {self.store.name}", hint=f"there are {there}")
         pins = read_pins(self.store.files)
         pins = pins | {step} if keep else pins - {step}
-        self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins))))
+        self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins)), replaces=True))
 
     def untag(self, tag: str) -> None:
         """Take a tag from the steps that have it: their roots are replaced by such without it.
@@ -314,7 +314,7 @@ class Committer:
             raise StepNotFound(f"no step is tagged {tag!r} in {self.store.name}")
         for name, root in tagged:
             without = msgspec.structs.replace(root, tags=[each for each in root.tags if each != tag])
-            self.store.perform(plan_small(f"{name}/{ROOT}", seal(without)))
+            self.store.perform(plan_small(f"{name}/{ROOT}", seal(without), replaces=True))
 
     def tidy(self) -> None:
         """Delete what no policy keeps, behind a commit: that a step is durable need not wait for it."""

@@ -143,7 +143,7 @@ def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
         piece = torch.load(data, map_location="cpu", weights_only=True)
         whole = found.get(index.fqn)
         if whole is None:
-            whole = found[index.fqn] = torch.empty(description.size, dtype=description.properties.dtype)
+            whole = found[index.fqn] = torch.empty(description.size, dtype=description.properties.dtype, device="cpu")
         offsets = index.offset if index.offset is not None else [0] * whole.dim()
         whole[tuple(slice(a, a + n) for a, n in zip(offsets, piece.shape, strict=True))] = piece
         filled[index.fqn] = filled.get(index.fqn, 0) + piece.numel()
@@ -153,7 +153,7 @@ def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:
     stored = {index.fqn for index in metadata.storage_data}
     for name, description in metadata.state_dict_metadata.items():
         if name not in stored and getattr(description, "size", None) and description.size.numel() == 0:
-            found[name] = torch.empty(description.size, dtype=description.properties.dtype)
+            found[name] = torch.empty(description.size, dtype=description.properties.dtype, device="cpu")
         elif name not in stored:
             raise ConfigError(f"{name} is not whole: no file has it")
     return found, left

@@ -126,7 +126,8 @@ def new_tensor(dtype: str, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, _NUMPY[dtype])
     from argosy.transfer import torch_dtypes
 
-    return torch.empty(shape, dtype=torch_dtypes[dtype])
+    with torch.inference_mode(False):  # Whatever the caller is in, and whatever device is its default.
+        return torch.empty(shape, dtype=torch_dtypes[dtype], device="cpu")
 
 
 def landing(local: Any) -> tuple[Any, Callable[[], None]]:
@@ -136,7 +137,7 @@ def landing(local: Any) -> tuple[Any, Callable[[], None]]:
         return buffer, lambda: np.copyto(local, buffer)
     import torch
 
-    buffer = torch.empty(local.shape, dtype=local.dtype)
+    buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu")
     # Cells that no piece names keep their value.
     buffer.copy_(local)
 

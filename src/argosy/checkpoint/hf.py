@@ -115,7 +115,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         if 8 + length + offset + cells * kind.itemsize > len(mapped):
             raise ConfigError(f"{path} ends before {name}")
         flat = torch.frombuffer(mapped, dtype=kind, count=cells, offset=8 + length + offset) if cells else None
-        found[name] = torch.empty(layout.shape, dtype=kind) if flat is None else flat.view(layout.shape)
+        found[name] = torch.empty(layout.shape, dtype=kind, device="cpu") if flat is None else flat.view(layout.shape)
     return found
 
 

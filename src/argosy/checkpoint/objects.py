@@ -47,6 +47,8 @@ def as_os_error(url: str) -> Generator[None, None, None]:
             raise
         # One of obstore's, which has nothing but pages of text.
         raise OSError(NUMBERS.get(type(error), errno.EIO), first_line(error), url) from None
+    except NotImplementedError as error:
+        raise OSError(errno.EROFS, f"such stores cannot do this: {first_line(error)}", url) from None
     except Exception as error:
         if not type(error).__module__.startswith("obstore"):
             raise
@@ -202,14 +204,14 @@ class ObjectStore:
                 case Sync(path):
                     if not path.endswith(".tmp"):
                         self._put(path, parts.pop(path), lengths.get(path))
-                case Rename(path, target):
-                    self._put(target, parts.pop(path), None)
+                case Rename(path, target, replaces):
+                    self._put(target, parts.pop(path), None, only_if_new=not replaces and target.endswith(f"/{ROOT}"))
                 case Unlink(path):
                     self.delete(path)
                 case _:
                     pass  # Directories are not things here, and a put is durable when it returns.
 
-    def _put(self, path: str, written: dict[int, memoryview], length: int | None) -> None:
+    def _put(self, path: str, written: dict[int, memoryview], length: int | None, *, only_if_new: bool = False) -> None:
         parts = [written[offset] for offset in sorted(written)]
         if length is not None:
             excess = sum(map(len, parts)) - length
@@ -217,13 +219,22 @@ class ObjectStore:
         import obstore
 
         with self._watched():
-            if path.endswith(f"/{ROOT}"):
+            if only_if_new:
                 data = b"".join(parts)
                 if not self.put(path, data, only_if_new=True) and self.files.read(path) != data:  # O2
                     raise FileExistsError(17, "another writer was first", f"{self.name}/{path}")
             else:
                 source: Any = parts[0] if len(parts) == 1 else iter(parts)  # From where they lie, uncopied.
-                self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
+                with self._putting():
+                    self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
+
+    @contextmanager
+    def _putting(self) -> Generator[None, None, None]:
+        """What is not found by a put is the bucket: an object need not be there."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", self.name) from None
 
     @contextmanager
     def _watched(self) -> Generator[None, None, None]:
@@ -249,7 +260,8 @@ class ObjectStore:
 
         mode = "create" if only_if_new else "overwrite"
         try:
-            self._line.call(lambda store: obstore.put(store, path, data, mode=mode, use_multipart=False))
+            with self._putting():
+                self._line.call(lambda store: obstore.put(store, path, data, mode=mode, use_multipart=False))
         except FileExistsError:
             return False
         return True

@@ -60,6 +60,8 @@ class Sync(NamedTuple):
 class Rename(NamedTuple):
     path: str
     target: str
+    replaces: bool = False
+    """Whether the target may be there."""
 
 
 class SyncDir(NamedTuple):
@@ -139,10 +141,10 @@ def plan_index(path: str, data: bytes) -> list[Operation]:
     return plan_small(path, data)
 
 
-def plan_small(path: str, data: bytes) -> list[Operation]:
+def plan_small(path: str, data: bytes, *, replaces: bool = False) -> list[Operation]:
     """Write a small file under a temporary name, make it durable, give it its name."""
     temporary = f"{path}.tmp"
-    return [Create(temporary), Write(temporary, 0, data), Sync(temporary), Rename(temporary, path)]
+    return [Create(temporary), Write(temporary, 0, data), Sync(temporary), Rename(temporary, path, replaces)]
 
 
 def segment_name(rank: int, attempt: int = 0) -> str:

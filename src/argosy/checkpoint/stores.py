@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import posixpath
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -114,13 +115,21 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def _plain_url(url: str) -> str:
+    """A URL in one of its spellings, so that one place has one name."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    path = posixpath.normpath(key.strip("/")) if key.strip("/") else ""
+    return f"{scheme.lower()}://{bucket}/{path}" if path else f"{scheme.lower()}://{bucket}"
+
+
 def located(path: str | Path) -> str:
     """A place by its whole name, wherever the program goes: a URL, or the directory around that of checkpoints."""
-    text = str(path)
-    if not text:
-        raise ConfigError("a place for checkpoints has a name: ''", hint='"." is the current directory')
-    if not is_url(text):
-        text = os.path.abspath(os.path.expanduser(text))
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise ConfigError(
+            f"a place for checkpoints has a name, a path or URL: {path!r}", hint='"." is the current directory'
+        )
+    text = _plain_url(str(path)) if is_url(path) else os.path.abspath(os.path.expanduser(path))
     return os.path.dirname(text) if os.path.basename(text) == CHECKPOINTS else text
 
 
@@ -155,7 +164,7 @@ def open_store(path: str | Path, *, new: bool = False) -> Store:
     if is_url(path):
         from argosy.checkpoint.objects import ObjectStore
 
-        return ObjectStore(str(path), CHECKPOINTS)
+        return ObjectStore(located(path), CHECKPOINTS)
     return LocalStore(Path(located(path)) / CHECKPOINTS if new else checkpoints_dir(path))
 
 

@@ -79,7 +79,7 @@ def move(
 
 
 def _old_scales(scales: torch.Tensor, anew: Anew) -> torch.Tensor:
-    return torch.empty(anew.old.count, dtype=scales.dtype)
+    return torch.empty(anew.old.count, dtype=scales.dtype, device="cpu")
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class _Mover:
         return self.moved
 
     def _begin(self, transfer: Transfer, *, is_sender: bool) -> None:
-        buffer = torch.empty(transfer.bytes, dtype=torch.uint8)
+        buffer = torch.empty(transfer.bytes, dtype=torch.uint8, device="cpu")
         here = Spot(buffer.data_ptr(), strides_of(transfer.move.box.shape))
         way = f"{transfer.move.source.rank}>{transfer.move.destination.rank}"
         self.staged += transfer.bytes

@@ -46,6 +46,7 @@ NO_OPTIONS = {"params", "param_names", "optimizer", "class", *NOTES}
 """What is said of a parameter's group besides its options."""
 
 
+@torch.inference_mode(False)  # What is made here is trained later, wherever it is made.
 def adopt(live: State, stored: State, builder: "_Builder") -> Adoption:
     """See `State.adopt`."""
     taker = _Taker(live, stored, builder)
@@ -217,7 +218,7 @@ class _Taker:
         from argosy.transfer.torch_state import torch_dtypes
 
         member = next(unit.members[key] for key in TENSOR if key in unit.members)
-        tensor = torch.empty(member.shape, dtype=torch_dtypes[member.dtype])
+        tensor = torch.empty(member.shape, dtype=torch_dtypes[member.dtype], device="cpu")
         self.fresh.add(unit.name)
         layout = replicated(member.shape, (self.live.rank,))
         self.loose |= dict.fromkeys((unit.name, *unit.aliases), tensor)
@@ -243,7 +244,7 @@ class _Taker:
             )
         from argosy.transfer.torch_state import torch_dtypes
 
-        scales = torch.empty(member.shape, dtype=torch_dtypes[member.dtype])
+        scales = torch.empty(member.shape, dtype=torch_dtypes[member.dtype], device="cpu")
         layout = replicated(member.shape, (self.live.rank,))
         self.targets[name] = Member(member.key, member.role, member.dtype, layout, scales, member.kind)
         self.fresh.add(name)
