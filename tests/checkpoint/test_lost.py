@@ -93,7 +93,10 @@ def with_part(name: str) -> nn.Module:
         (lambda: with_state(1, torch.ones(2)), "optimizer state of weight cannot be kept: one of its keys is 1"),
         (lambda: with_state("a", jagged()), "weight::a cannot be kept: its tensor is nested"),
         (lambda: {"m": torch.ones(2), "a": np.array(["x"])}, "a cannot be kept: arrays of this dtype cannot: <U1"),
-        (lambda: {"big": 1 << 70}, "big cannot be kept: it is a number of more than 64 bits"),
+        (lambda: {"odd": "\ud800"}, "odd cannot be kept: it is a text that is no Unicode"),
+        (lambda: {"t": torch.ones(1), "a": np.arange(3, dtype=">f4")}, "a cannot be kept: given numpy array has byte"),
+        (lambda: {"t": torch.ones(1), "a": np.zeros(2, np.longdouble)}, "a cannot be kept: arrays of this dtype"),
+        (lambda: {"a": np.zeros(2, np.longdouble)}, "a cannot be kept: arrays of this dtype"),
     ],
 )
 def test_what_would_be_lost_is_refused_by_name(tmp_path: Path, state: Callable[[], object], words: str):
@@ -105,6 +108,16 @@ def test_what_would_be_lost_is_refused_by_name(tmp_path: Path, state: Callable[[
 def test_code_in_an_optimizers_group_is_no_state(tmp_path: Path):
     saved(tmp_path, with_option(torch.float32))
     saved(tmp_path, with_option(len), 2)
+
+
+def test_numbers_of_any_size_come_back(tmp_path: Path):
+    """As numpy's generators have them."""
+    generator = np.random.default_rng(3)
+    saved(tmp_path, {"t": torch.ones(1), "n": [1 << 63, -(1 << 63), 1 << 64], "g": generator.bit_generator.state})
+    into = {"t": torch.ones(1), "n": [], "g": np.random.default_rng(4).bit_generator.state}
+    restore(tmp_path, into=into)
+    assert into["n"] == [1 << 63, -(1 << 63), 1 << 64]
+    assert into["g"] == generator.bit_generator.state
 
 
 def test_an_option_of_tuples_comes_back_as_it_was(tmp_path: Path):

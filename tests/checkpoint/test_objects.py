@@ -260,6 +260,10 @@ def test_a_bucket_that_is_not_there_is_one_line_that_names_it(bucket: str):
     with pytest.raises(OSError, match="s3://nosuch/run") as caught:
         list_steps("s3://nosuch/run")
     assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="s3://nosuch/run cannot be written to: there is no such bucket"):
+        Saver("s3://nosuch/run")
+    with pytest.raises(ConfigError, match="cannot be written to: such stores cannot do this"):
+        Saver("http://127.0.0.1:9/run")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from argosy.checkpoint import (
     DirectoryInUse,
     KeepBest,
     KeepEvery,
+    Keeping,
     KeepLast,
     Saver,
     StepNotFound,
@@ -415,3 +416,9 @@ def test_what_is_no_remap_cadence_or_place_is_refused(tmp_path: Path, remap: obj
         Saver(tmp_path, cadence=5)
     with pytest.raises(ConfigError, match="has a name"):
         Saver("")
+    with pytest.raises(ConfigError, match="has a name, a path or URL: None"):
+        Saver(None)
+    with pytest.raises(ConfigError, match="keeping= is a Keeping: True"):
+        Saver(tmp_path, keeping=True)
+    with pytest.raises(ConfigError, match="bytes_max must be a whole number from 1 on: '1G'"):
+        Keeping(bytes_max="1G")

@@ -74,6 +74,17 @@ def checked_keep(keep: Any) -> tuple[Keep, ...]:
     return known  # pyright: ignore[reportUnknownVariableType]
 
 
+def checked_keeping(keeping: Any) -> Any:
+    """How snapshots are kept beside the training.
+
+    Raises:
+        ConfigError: it is no such thing.
+    """
+    if keeping is not None and not hasattr(keeping, "bytes_max"):
+        raise ConfigError(f"keeping= is a Keeping: {keeping!r}", hint="Keeping(), for example")
+    return keeping
+
+
 def checked_cadence(cadence: Any) -> Cadence:
     """How often saves are due; every 500 steps if nobody says.
 

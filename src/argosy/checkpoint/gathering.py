@@ -95,7 +95,7 @@ def describe_arrays(arrays: Mapping[str, Any]) -> State:
     state = State()
     for name, array in arrays.items():
         if array.dtype not in _NAMES:
-            raise ConfigError(f"arrays of this dtype cannot be kept: {array.dtype}")
+            raise ConfigError(f"{name} cannot be kept: arrays of this dtype cannot: {array.dtype}")
         member = Member("value", "buffer", _NAMES[array.dtype], replicated(tuple(array.shape)), array)
         state.units[name] = Unit(name, {"value": member})
 

@@ -81,12 +81,15 @@ def _end_all() -> None:
     living = {thread: leave for thread, leave in at_exit.items() if thread.is_alive()}
     for leave in living.values():
         leave()
-    deadline, say_s = time.monotonic() + EXIT_S, EXIT_SAY_S
+    deadline = time.monotonic() + EXIT_S
     for thread in living:
-        thread.join(min(say_s, max(0.0, deadline - time.monotonic())))
-        if thread.is_alive():
-            warn(f"waiting for the last checkpoint to be durable, up to {EXIT_S:g} s")
-            thread.join(max(0.0, deadline - time.monotonic()))
+        try:
+            thread.join(min(EXIT_SAY_S, max(0.0, deadline - time.monotonic())))
+            if thread.is_alive():
+                warn(f"waiting for the last checkpoint to be durable, up to {EXIT_S:g} s")
+                thread.join(max(0.0, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            deadline = 0.0
         if thread.is_alive():
             warn("the last checkpoint is not durable: the program ended before it was")
 

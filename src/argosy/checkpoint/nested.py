@@ -152,8 +152,7 @@ def _kept(value: Any, name: str, left: list[str], around: tuple[int, ...] = ()) 
         parts = [_kept(each, f"{name}.{i}" if name else str(i), left, inside) for i, each in enumerate(value)]
         parts = [None if each is _GONE else each for each in parts]
         return parts if isinstance(value, list) else tuple(parts)
-    is_small = not isinstance(value, int) or -(2**63) <= value < 2**64  # As `Saver.save` has it.
-    if is_small and (value is None or isinstance(value, bool | int | float | str)):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     left.append(f"{name} ({type(value).__name__})")
     return _GONE
@@ -268,4 +267,6 @@ def _option(value: Any) -> Any:
         return {str(key): _option(inner) for key, inner in value.items()}
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {"$int": str(value)}
     return {"$float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value

@@ -46,7 +46,8 @@ def as_os_error(url: str) -> Generator[None, None, None]:
         if error.errno is not None:
             raise
         # One of obstore's, which has nothing but pages of text.
-        raise OSError(NUMBERS.get(type(error), errno.EIO), first_line(error), url) from None
+        what = "there is no such bucket" if "NoSuchBucket" in str(error) else first_line(error)
+        raise OSError(NUMBERS.get(type(error), errno.EIO), what, url) from None
     except NotImplementedError as error:
         raise OSError(errno.EROFS, f"such stores cannot do this: {first_line(error)}", url) from None
     except Exception as error:
@@ -225,16 +226,7 @@ class ObjectStore:
                     raise FileExistsError(17, "another writer was first", f"{self.name}/{path}")
             else:
                 source: Any = parts[0] if len(parts) == 1 else iter(parts)  # From where they lie, uncopied.
-                with self._putting():
-                    self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
-
-    @contextmanager
-    def _putting(self) -> Generator[None, None, None]:
-        """What is not found by a put is the bucket: an object need not be there."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", self.name) from None
+                self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
 
     @contextmanager
     def _watched(self) -> Generator[None, None, None]:
@@ -260,8 +252,7 @@ class ObjectStore:
 
         mode = "create" if only_if_new else "overwrite"
         try:
-            with self._putting():
-                self._line.call(lambda store: obstore.put(store, path, data, mode=mode, use_multipart=False))
+            self._line.call(lambda store: obstore.put(store, path, data, mode=mode, use_multipart=False))
         except FileExistsError:
             return False
         return True

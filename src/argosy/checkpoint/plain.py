@@ -27,8 +27,9 @@ def _text(value: Value, depth: int, width: int) -> str:
     marked = cast("dict[str, Any]", value)
     if "$tensor" in marked:
         return f"<{marked['$tensor']}>"
-    if "$float" in marked:
-        return str(marked["$float"])
+    for mark in ("$float", "$int"):
+        if mark in marked:
+            return str(marked[mark])
     if "$tuple" in marked:
         return _joined("()", (_text(each, depth - 1, width) for each in marked["$tuple"]), depth, width)
     pairs: Iterable[tuple[Any, Any]] = marked["$items"] if "$items" in marked else marked.items()

@@ -148,7 +148,7 @@ def open_step(files: Files, name: str, root: Root) -> Step:
             raise CorruptShard(f"{name}/{ROOT}", "an index", f"a file of {name}", part.file)
         try:
             index: Index = read_sound(files, part.file, lambda data, part=part: decode_index(data, part))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, IsADirectoryError) as error:
             raise CorruptShard(part.file, "the index", part.digest, NO_FILE) from error
         entries += index.entries
         values |= index.values

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import Arrangement, Habits, form_of
-from argosy.checkpoint.asking import checked_cadence, checked_keep, checked_metrics, checked_step, checked_tags
+from argosy.checkpoint.asking import (
+    checked_cadence,
+    checked_keep,
+    checked_keeping,
+    checked_metrics,
+    checked_step,
+    checked_tags,
+)
 from argosy.checkpoint.committing import Committer
 from argosy.checkpoint.format import Draft, UnitInfo, step_name
 from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
@@ -87,7 +94,7 @@ class Saver:
         self._claim = claim(place_, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
         try:
             self._session = session(self.size) if like is None else like.session
-            self._writer = self._open(path, policies, keeping or default_keeping())
+            self._writer = self._open(path, policies, checked_keeping(keeping) or default_keeping())
             self._newest = self._agreed_newest(path) if like is None else like.newest
         except BaseException:
             disclaim(self._claim)

@@ -1,6 +1,7 @@
 """Whether a save is called inside of an optimizer's step, by the frames of this thread: from a hook or a closure, where
 the state is whole, or in the middle of it, as signal handlers are."""
 
+import inspect
 import os
 import sys
 from types import CodeType, FrameType
@@ -31,5 +32,6 @@ def _is_called(function: Any, frame: FrameType | None) -> bool:
     if function is None or frame is None:
         return False
     inner = getattr(function, "func", getattr(function, "__func__", function))
-    code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
+    method: Any = inspect.getattr_static(inner, "__call__", None)
+    code = getattr(inner, "__code__", getattr(method, "__code__", None))
     return not isinstance(code, CodeType) or code is frame.f_code

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 from argosy.checkpoint.files import Disk, Files, LocalFiles
 from argosy.checkpoint.format import ROOT, step_of
@@ -125,7 +125,8 @@ def _plain_url(url: str) -> str:
 
 def located(path: str | Path) -> str:
     """A place by its whole name, wherever the program goes: a URL, or the directory around that of checkpoints."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
+    said: Any = path
+    if not isinstance(said, str | os.PathLike) or not str(path):
         raise ConfigError(
             f"a place for checkpoints has a name, a path or URL: {path!r}", hint='"." is the current directory'
         )

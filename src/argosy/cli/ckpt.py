@@ -248,9 +248,14 @@ def prune(directory: str, keep_last: int | None, keep_best: tuple[str, ...], dry
 
     What a run's own Saver would keep is not known here: say it again (--keep-best).
     """
-    from argosy.checkpoint import KeepLast, prune_steps
+    from argosy.checkpoint import KeepLast, list_steps, prune_steps
 
     best = [_keep_best(text) for text in keep_best]
+    known = {name for step in list_steps(directory) for name in step.metrics} if best else set[str]()
+    for each in best:
+        if each.metric not in known:
+            there = ", ".join(sorted(known))
+            raise ConfigError(f"no step has the metric {each.metric!r}", hint=f"they have {there or 'none'}")
     if keep_last is None and not best:
         raise ConfigError("what to keep was not said", hint="--keep-last 3, or --keep-best val:2; --dry-run only shows")
     last = [] if keep_last is None else [KeepLast(keep_last)]

@@ -41,6 +41,7 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128",
 }  # fmt: skip
 torch_dtypes = {name: dtype for dtype, name in NAMES.items()}
+META, LAZY = "on the meta device", "not initialised yet"
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -145,11 +146,11 @@ def _placement(placement: Any) -> Placement:
 def _without_memory(tensor: Tensor) -> str | None:
     """What a tensor is that has no memory with its cells one by one; None: it has."""
     if type(tensor) not in PLAIN and nn.parameter.is_lazy(tensor):
-        return "not initialised yet"
+        return LAZY
     if tensor.is_nested:
         return "nested"
     if tensor.is_meta:
-        return "on the meta device"
+        return META
     return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
@@ -179,7 +180,9 @@ class _Builder:
                 return Member(key, role, dtype, layout, tensor.detach() if tensor.requires_grad else tensor, kind)
         if (what := _without_memory(tensor)) is not None:
             name = full_name(unit, key)
-            raise ConfigError(f"{name} cannot be kept: its tensor is {what}", hint="plain tensors with memory can")
+            hints = {META: "module.to_empty(device='cpu') gives it memory", LAZY: "call the module once before"}
+            hint = hints.get(what, "plain tensors with memory can")
+            raise ConfigError(f"{name} cannot be kept: its tensor is {what}", hint=hint)
         layout, part = self._layout(tensor.detach() if tensor.requires_grad else tensor)
         if type(part) not in PLAIN:
             part = bare(part)
@@ -375,9 +378,11 @@ class _Builder:
         """Put tensors into units; return the rest with references to them."""
         if isinstance(content, np.ndarray):
             self.arrays[name] = content
-            if content.dtype.hasobject or content.dtype.kind in "SUVmM":
-                raise ConfigError(f"{name} cannot be kept: arrays of this dtype cannot: {content.dtype}")
-            content = torch.from_numpy(content if content.flags.writeable else content.copy())  # The same memory.
+            try:  # The same memory.
+                content = torch.from_numpy(content if content.flags.writeable else content.copy())
+            except (TypeError, ValueError) as error:
+                what = f"arrays of this dtype cannot: {content.dtype}" if content.dtype.isnative else str(error)
+                raise ConfigError(f"{name} cannot be kept: {what}", hint="numbers that torch knows can") from None
         if isinstance(content, Tensor):
             self.claim(name, f"that at {path}")
             member = self.member(name, "value", role, content)
@@ -389,7 +394,7 @@ class _Builder:
         if isinstance(content, Mapping | list | tuple):
             return self._container(name, content, role, path)
         if not is_value(content):
-            what = "number of more than 64 bits" if isinstance(content, int) else type(content).__name__
+            what = "text that is no Unicode" if isinstance(content, str) else type(content).__name__
             raise ConfigError(
                 f"{name} cannot be kept: it is a {what}",
                 hint="numbers, strings, booleans, None and tensors can, and lists, tuples and dicts of them",

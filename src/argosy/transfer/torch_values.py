@@ -12,7 +12,7 @@ from torch import Tensor
 from argosy.core import ConfigError
 from argosy.transfer.units import Value
 
-FLOAT = "$float"
+FLOAT, INT = "$float", "$int"
 SURROGATE = re.compile("[\ud800-\udfff]")
 DEPTH = 64
 """Containers inside of each other: more is a mistake, and JSON's readers give up at a thousand."""
@@ -55,11 +55,9 @@ def is_value(value: Any, depth: int = DEPTH) -> bool:
         return depth > 0 and all(isinstance(key, str) and is_value(each, depth - 1) for key, each in value.items())
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**64  # More bits JSON may lose.
     if isinstance(value, str):
         return value.isascii() or not SURROGATE.search(value)  # JSON is UTF-8.
-    return value is None or isinstance(value, float) or _is_number(value)
+    return value is None or isinstance(value, int | float) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -67,13 +65,15 @@ def _is_number(value: Any) -> bool:
 
 
 def value_of(value: Any) -> Value:
-    """The same as JSON can say it, which knows no infinity."""
+    """The same as JSON can say it, which knows no infinity, and of whose integers some readers keep 64 bits."""
     if isinstance(value, list | tuple):
         return [value_of(inner) for inner in value]
     if isinstance(value, dict):
         return {key: value_of(inner) for key, inner in value.items()}
     if isinstance(value, Tensor | np.generic):
         value = value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {INT: str(value)}
     return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -81,5 +81,5 @@ def from_value(value: Value) -> Any:
     """What `value_of` was given, but lists for tuples."""
     if isinstance(value, dict):
         found = {key: from_value(inner) for key, inner in value.items()}
-        return float(found[FLOAT]) if FLOAT in found else found
+        return float(found[FLOAT]) if FLOAT in found else int(found[INT]) if INT in found else found
     return [from_value(inner) for inner in value] if isinstance(value, list) else value

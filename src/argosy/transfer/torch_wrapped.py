@@ -4,7 +4,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,14 @@ from argosy.core import ConfigError
 from argosy.transfer.blocks import Blocks
 from argosy.transfer.layout import Layout
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 PLAIN = (Tensor, nn.Parameter)
 BOOK = "qmap"
 
 
-def is_dtensor(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Whether it is a DTensor. Their module takes seconds to import: where nobody has done that, there is none."""
     return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 

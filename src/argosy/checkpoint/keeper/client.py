@@ -12,7 +12,7 @@ import select
 import time
 from dataclasses import dataclass
 from threading import Condition, Thread, current_thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psutil
@@ -73,8 +73,9 @@ class Keeping:
     """How long it lives: as the run under `argosy run`, else as the process that started this one."""
 
     def __post_init__(self) -> None:
-        if self.bytes_max is not None and self.bytes_max < 1:
-            raise ConfigError(f"bytes_max must be at least 1: {self.bytes_max}")
+        size: Any = self.bytes_max
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f"bytes_max must be a whole number from 1 on: {size!r}", hint="64 << 30 is 64 GiB")
 
 
 def default_keeping() -> Keeping | None:

@@ -30,6 +30,7 @@ SLOW_S = 5.0
 """One that does not listen after so long is looked at, and that is said."""
 LOOK_S = 0.01
 READY, STOPPED = "ready", "stopped"
+KILLED = "it ended without a word, as one that is killed"
 Say = Callable[[str], None]
 
 
@@ -129,7 +130,7 @@ def _start(config: "Config", path: Path, lock: int, deadline: float, say: Say) -
     if line == STOPPED:
         return False
     if line != READY:
-        raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:]}")
+        raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:] or KILLED}")
     return True
 
 
