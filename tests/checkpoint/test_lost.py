@@ -78,6 +78,7 @@ def with_part(name: str) -> nn.Module:
         (lambda: {"a": {1: torch.ones(2), "1": torch.zeros(2)}}, r"\['a'\]\[1\] and that at \['a'\]\['1'\]"),
         (lambda: {1: torch.ones(2), "1": torch.zeros(2)}, "names, texts of at least one letter: 1"),
         (lambda: {"": torch.ones(2)}, "texts of at least one letter: ''"),
+        (lambda: {"rank1/x": torch.ones(2)}, "'rank1/x' is what a rank's own 'x' is called"),
         (lambda: {"m": torch.empty(3, device="meta")}, "m cannot be kept: its tensor is on the meta device"),
         (lambda: {"m": torch.eye(3).to_sparse()}, "m cannot be kept: its tensor is sparse_coo"),
         (lambda: {"m": jagged()}, "m cannot be kept: its tensor is nested"),

@@ -19,6 +19,11 @@ OWN_BYTES, OWN_TENSORS = 1 << 20, 64
 _OWN = re.compile(r"(rank\d+/)(.*)", re.DOTALL)
 
 
+def is_own(name: str) -> bool:
+    """Whether it is the name of what one rank has."""
+    return _OWN.fullmatch(name) is not None
+
+
 def add_own(state: State, names: Iterable[str]) -> None:
     """D1: say what this rank has under these names."""
     if not state.rank:
@@ -96,13 +101,16 @@ def own_first(stored: State, entries: Sequence[Entry], live: State) -> tuple[Sta
     values, units = dict(stored.values), dict(stored.units)
     for name in names:
         tree = values.pop(own + name)
-        mine = {each: each.removeprefix(own) for each in references(tree) if each.startswith(own)}
-        gone = {*references(values.get(name)), *mine.values()} - {*references(tree)}
+        plain = {each: each.removeprefix(own) for each in references(tree)}
+        mine = {each: shared for each, shared in plain.items() if each != shared and each in units}
+        # A tensor of a role that was not saved is only referred to.
+        gone = {*references(values.get(name))} - {*plain.values()} | {*mine.values()}
         for each in gone:
             units.pop(each, None)
         for each, shared in mine.items():
-            units[shared] = Unit(shared, {"value": replace(units.pop(each).members["value"], role="buffer")})
-        values[name] = _referring(tree, mine)
+            members = units.pop(each).members
+            units[shared] = Unit(shared, {key: replace(member, role="buffer") for key, member in members.items()})
+        values[name] = _referring(tree, plain)
         entries = [
             replace(entry, unit=mine[entry.unit], name=mine[entry.unit]) if entry.unit in mine else entry
             for entry in entries

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from argosy import fabric
-from argosy.checkpoint.differing import add_own
+from argosy.checkpoint.differing import add_own, is_own
 from argosy.core import ConfigError, DeadlinePassed
 from argosy.transfer import Adoption, Member, State, Unit, replicated, why_fixed
 
@@ -51,6 +51,8 @@ def as_state(thing: Any, *, saving: bool = False) -> State:
         for key in thing:
             if not isinstance(key, str) or not key:
                 raise ConfigError(f"the keys of a state are names, texts of at least one letter: {key!r}")
+            if is_own(key):
+                raise ConfigError(f"{key!r} is what a rank's own {key.partition('/')[2]!r} is called", hint="rename it")
     if isinstance(thing, Mapping) and all(isinstance(value, np.ndarray) for value in thing.values()) and thing:
         return describe_arrays(thing)
     if "torch" not in sys.modules:

@@ -130,6 +130,17 @@ def restore_cursors(rank: int, path: str) -> None:
     assert restored.differing == ([] if size == 2 else ["cursor", "meter", "numpy", "python", "torch"])
 
 
+def save_and_restore_some_roles(rank: int, path: str) -> None:
+    """Tensors that were left out stay as they are; what ranks share is restored."""
+    with Saver(f"{path}/some") as saver:
+        saver.save(cursors(rank), 1, roles={"parameter", "buffer"}).wait(60)
+    dist.barrier()
+    state = cursors(rank + 10)
+    restore(f"{path}/some", into=state, partial=True)
+    assert state["cursor"] == {"shard": rank, "at": [rank, rank + 1]}
+    assert state["meter"].counts.tolist() == [0, 0, 0], "rank 0's, as nobody saved the others"
+
+
 def look_at_cursors(rank: int, path: str) -> None:
     found = restore(path)
     assert "rank1/epoch" not in found.values, "it is the same on all ranks"
@@ -162,7 +173,13 @@ def on_ranks(count: int, work: Callable[[int, str], None], path: str) -> None:
 STAGES = {
     "zero": [(2, save_zero), (2, go_on_with_zero), (3, go_on_with_zero), (1, go_on_with_adamw)],
     "generators": [(2, save_generators), (3, restore_generators)],
-    "cursors": [(2, save_cursors), (2, restore_cursors), (3, restore_cursors), (1, look_at_cursors)],
+    "cursors": [
+        (2, save_cursors),
+        (2, restore_cursors),
+        (3, restore_cursors),
+        (1, look_at_cursors),
+        (2, save_and_restore_some_roles),
+    ],
 }
 
 if __name__ == "__main__":
