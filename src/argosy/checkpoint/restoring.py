@@ -455,8 +455,9 @@ class Landing:
         self._targets, self._rank = fitted.targets, rank
         self._landings: dict[tuple[int, bool, bool], tuple[Any, Callable[[], None]]] = {}
         self.addresses: dict[str, int] = {}
-        used = {piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)}
-        for name in used:
+        # In the order of targets, which is about that of memory: in any other one this takes twice as long.
+        used = [piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)]
+        for name in dict.fromkeys(used):
             local = fitted.locals[name]
             if not is_plain(local):
                 memory = _memory(local)
