@@ -5,14 +5,14 @@ D2  Who reads forgets those that are equal to rank 0's. A rank gets its own back
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import Step
-from argosy.transfer import State, Unit, Value, references, replicated
+from argosy.transfer import State, Unit, references, referring, replicated
 
 OWN_BYTES, OWN_TENSORS = 1 << 20, 64
 """A larger tensor, and more of them below one name, count as equal on all ranks."""
@@ -36,25 +36,13 @@ def add_own(state: State, names: Iterable[str]) -> None:
             member = state.units[each].members["value"]
             mine = replace(member, role="local", layout=replicated(member.shape, (state.rank,)))
             state.units[own + each] = Unit(own + each, {"value": mine})
-        state.values[own + name] = _referring(tree, {each: own + each for each in small})
+        state.values[own + name] = referring(tree, {each: own + each for each in small})
 
 
 def _is_small(state: State, name: str) -> bool:
     member = state.units[name].members["value"]
     is_everywhere = member.layout == replicated(member.shape, tuple(range(state.size)))
     return is_everywhere and sum(piece.box.cells for piece in member.layout.pieces[:1]) * member.itemsize <= OWN_BYTES
-
-
-def _referring(value: Value, names: Mapping[str, str]) -> Value:
-    """The same values with references to tensors of other names."""
-    if isinstance(value, list):
-        return [_referring(each, names) for each in cast(list[Any], value)]
-    if not isinstance(value, dict):
-        return value
-    tree = cast(dict[str, Any], value)
-    if "$tensor" in tree:
-        return {"$tensor": names.get(tree["$tensor"], tree["$tensor"])}
-    return {key: _referring(each, names) for key, each in tree.items()}
 
 
 def without_equals(step: Step) -> Step:
@@ -71,7 +59,7 @@ def without_equals(step: Step) -> Step:
         tree, own = step.values[match[0]], match[1]
         plain = {each: each.removeprefix(own) for each in references(tree)}
         is_equal = all(contents.get(mine) == contents.get(shared) for mine, shared in plain.items())
-        if is_equal and _referring(tree, plain) == step.values[match[2]]:
+        if is_equal and referring(tree, plain) == step.values[match[2]]:
             gone |= {match[0], *(each for each in plain if each.startswith(own))}
     return replace(
         step,
@@ -110,7 +98,7 @@ def own_first(stored: State, entries: Sequence[Entry], live: State) -> tuple[Sta
         for each, shared in mine.items():
             members = units.pop(each).members
             units[shared] = Unit(shared, {key: replace(member, role="buffer") for key, member in members.items()})
-        values[name] = _referring(tree, plain)
+        values[name] = referring(tree, plain)
         entries = [
             replace(entry, unit=mine[entry.unit], name=mine[entry.unit]) if entry.unit in mine else entry
             for entry in entries

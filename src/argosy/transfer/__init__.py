@@ -43,7 +43,7 @@ from argosy.transfer.mapping import (
     seen_from_source,
 )
 from argosy.transfer.planning import CHUNK_BYTES, Explained, Move, Plan, Tensor, Transfer, Uncovered, overlaps, reshard
-from argosy.transfer.trees import grown, holds_values, references
+from argosy.transfer.trees import grown, holds_values, references, referring
 from argosy.transfer.units import (
     DTYPES,
     Adoption,
@@ -141,6 +141,7 @@ __all__ = [
     "overlaps",
     "parts_by_source",
     "references",
+    "referring",
     "replicated",
     "reshard",
     "role_of",

@@ -4,7 +4,7 @@ The marks: `{"$tensor": name}`, `{"$tuple": [...]}`, `{"$float": "inf"}`, `{"$in
 than 64 bits, and where keys are not text `{"$items": [[key, value], ...]}`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 
@@ -49,3 +49,15 @@ def references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in cast(list[Any], value):
             yield from references(inner)
+
+
+def referring(value: Any, names: Mapping[str, str]) -> Any:
+    """The same values with references to tensors of other names."""
+    if isinstance(value, list):
+        return [referring(inner, names) for inner in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    tree = cast(dict[str, Any], value)
+    if "$tensor" in tree:
+        return {"$tensor": names.get(tree["$tensor"], tree["$tensor"])}
+    return {key: referring(inner, names) for key, inner in tree.items()}
