@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from argosy.checkpoint import Saver, restore
+from argosy.checkpoint import Saver, export, import_, restore
 from argosy.core import ConfigError
 
 
@@ -99,3 +99,72 @@ def test_what_may_be_there_by_another_name_is_not_left_as_it_was(tmp_path: Path,
     with pytest.raises(ConfigError, match=rf"nothing is stored for {here[0]}, but .*0\.bias is"):
         restore(tmp_path, into=into, partial=True)
     assert into["extra"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("wish", [{"partial": True}, {"roles": {"parameter", "buffer"}}])
+def test_a_dict_of_tensors_that_is_called_as_the_module_goes_into_it(tmp_path: Path, wish: dict[str, Any]):
+    state, average = trained(0), network(7)
+    save(tmp_path, {**state, "average": {name: each.detach() for name, each in average.named_parameters()}})
+    here = network(9)
+    restore(tmp_path, into={"average": here}, fresh=True, **wish)
+    assert equal(here, average)
+
+
+@pytest.mark.parametrize("keys", [["model", "ema"], ["ema"], ["model"]])
+def test_what_others_saved_of_several_modules_finds_them(tmp_path: Path, keys: list[str]):
+    saved = {"model": network(0), "ema": network(1)}
+    torch.save({key: each.state_dict() for key, each in saved.items()}, tmp_path / "others.pt")
+    import_("torch", tmp_path / "others.pt", tmp_path / "run")
+    here = {key: network(5) for key in keys}
+    restore(tmp_path / "run", into=here, partial=len(keys) < 2, fresh=True)
+    assert all(equal(here[key], saved[key]) for key in keys)
+
+
+class Counted(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), float(count)))
+        self.count = count
+
+    def get_extra_state(self) -> dict[str, object]:
+        return {"count": self.count, "tensor": torch.tensor([self.count])}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.count = state["count"] + 100 * int(state["tensor"])
+
+
+def test_extra_state_goes_with_its_module(tmp_path: Path):
+    save(tmp_path / "two", {"model": nn.Sequential(Counted(1)), "ema": nn.Sequential(Counted(2))})
+    here = nn.Sequential(Counted(9))
+    restore(tmp_path / "two", into={"ema": here}, partial=True)
+    assert (here[0].count, here[0].weight.tolist()) == (202, [2, 2])
+    save(tmp_path / "one", {"model": nn.Sequential(Counted(3))})
+    here = nn.Sequential(Counted(9))
+    restore(tmp_path / "one", into={"model": here, "ema": nn.Sequential(Counted(8))}, partial=True)
+    assert (here[0].count, here[0].weight.tolist()) == (303, [3, 3])
+
+
+def test_of_the_wanted_roles_nothing_may_lack(tmp_path: Path):
+    save(tmp_path, {"model": nn.Sequential(nn.Linear(2, 2)), "extra": torch.ones(1)})
+    more = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"not stored: 1\.bias, 1\.weight"):
+        restore(tmp_path, into=more, roles={"parameter", "buffer"}, fresh=True)
+    restore(tmp_path, into=more, roles={"parameter", "buffer"}, fresh=True, partial=True)
+    restore(tmp_path, into=nn.Sequential(nn.Linear(2, 2)), roles={"parameter", "buffer"}, fresh=True)
+
+
+def test_of_several_modules_one_goes_to_hugging_face(tmp_path: Path):
+    saved = {"model": network(0), "ema": network(1)}
+    save(tmp_path / "run", saved)
+    for key, module in (("model", None), ("ema", "ema")):
+        export(tmp_path / "run", "hf", tmp_path / key, module=module)
+        import_("hf", tmp_path / key, tmp_path / f"again-{key}")
+        here = network(5)
+        restore(tmp_path / f"again-{key}", into=here, fresh=True)
+        assert equal(here, saved[key])
+    save(tmp_path / "gan", {"G": network(0), "D": network(1)})
+    with pytest.raises(ConfigError, match=r"which module is exported\? There are G, D"):
+        export(tmp_path / "gan", "hf", tmp_path / "out")
+    with pytest.raises(ConfigError, match="no module is called 'X'"):
+        export(tmp_path / "gan", "hf", tmp_path / "out", module="X")
+    assert not (tmp_path / "out").exists()

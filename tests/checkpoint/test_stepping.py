@@ -167,3 +167,46 @@ def test_hooks_and_closures_save_whole_states(tmp_path: Path, where: str, kind: 
         tensors = restore(tmp_path, step=step).tensors
         assert all(torch.equal(tensors[name], each) for name, each in parameters.items())
     assert len(wanted) == 2
+
+
+def test_a_search_along_a_line_is_no_place_to_save(tmp_path: Path):
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        with pytest.raises(ConfigError, match="in the middle"):
+            saver.save(model, 1)
+        return backward(model)
+
+    with Saver(tmp_path) as saver:
+        optimizer.step(closure)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate's: it passes everything on, and was never initialised as an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+
+def test_a_wrapper_without_hooks_is_fenced_at_the_optimizer_inside(tmp_path: Path):
+    model = network(30)
+    optimizer = Wrapped(torch.optim.AdamW(model.parameters()))
+    with Saver(tmp_path) as saver:
+        for step in range(3):
+            backward(model)
+            optimizer.step()
+            wanted = {name: each.detach().clone() for name, each in model.named_parameters()}
+            saver.save({"model": model, "optimizer": optimizer}, step)
+    tensors = restore(tmp_path).tensors
+    assert all(torch.equal(tensors[name], each) for name, each in wanted.items())

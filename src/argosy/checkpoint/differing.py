@@ -6,6 +6,7 @@ D2  Who reads forgets those that are equal to rank 0's. A rank gets its own back
 
 import re
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,8 +15,8 @@ from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import Step
 from argosy.transfer import State, Unit, references, referring, replicated
 
-OWN_BYTES, OWN_TENSORS = 1 << 20, 64
-"""A larger tensor, and more of them below one name, count as equal on all ranks."""
+OWN_BYTES, OWN_TENSORS = 16 << 20, 1024
+"""Of one name: where there is more, its tensors count as equal on all ranks."""
 _OWN = re.compile(r"(rank\d+/)(.*)", re.DOTALL)
 
 
@@ -25,24 +26,34 @@ def is_own(name: str) -> bool:
 
 
 def add_own(state: State, names: Iterable[str]) -> None:
-    """D1: say what this rank has under these names."""
-    if not state.rank:
+    """D1: say what this rank has under these names. Its tensors are its own then: ranks need not have the same ones."""
+    if state.size == 1:
         return
     own = f"rank{state.rank}/"
     for name in names:
         tree = state.values[name]
-        small = [each for each in dict.fromkeys(references(tree)) if _is_small(state, each)][:OWN_TENSORS]
-        for each in small:
+        found = list(dict.fromkeys(references(tree)))
+        mine = {each: own + each for each in found if _are_small(state, found)}
+        for each in mine:
             member = state.units[each].members["value"]
-            mine = replace(member, role="local", layout=replicated(member.shape, (state.rank,)))
-            state.units[own + each] = Unit(own + each, {"value": mine})
-        state.values[own + name] = referring(tree, {each: own + each for each in small})
+            alone = replace(member, layout=replicated(member.shape, (state.rank,)))
+            if not state.rank:
+                state.units[each] = Unit(each, {"value": alone})
+                continue
+            del state.units[each]
+            state.units[own + each] = Unit(own + each, {"value": replace(alone, role="local")})
+        if state.rank:
+            state.values[own + name] = referring(tree, mine)
 
 
-def _is_small(state: State, name: str) -> bool:
-    member = state.units[name].members["value"]
-    is_everywhere = member.layout == replicated(member.shape, tuple(range(state.size)))
-    return is_everywhere and sum(piece.box.cells for piece in member.layout.pieces[:1]) * member.itemsize <= OWN_BYTES
+def _are_small(state: State, names: Sequence[str]) -> bool:
+    members = [state.units[name].members["value"] for name in names]
+    everywhere = tuple(range(state.size))
+    return (
+        len(names) <= OWN_TENSORS
+        and all(member.layout == replicated(member.shape, everywhere) for member in members)
+        and sum(prod(member.shape) * member.itemsize for member in members) <= OWN_BYTES
+    )
 
 
 def without_equals(step: Step) -> Step:
@@ -83,7 +94,8 @@ def kept_apart(entries: Iterable[Entry]) -> set[str]:
 def own_first(stored: State, entries: Sequence[Entry], live: State) -> tuple[State, Sequence[Entry]]:
     """What is stored, with what this rank has said itself in the place of what rank 0 said."""
     own = f"rank{live.rank}/"
-    names = [name for name in live.values if own + name in stored.values]
+    said = [name.removeprefix(own) for name in stored.values if name.startswith(own)]
+    names = [name for name in said if name in stored.values or name in live.values]
     if not names:
         return stored, entries
     values, units = dict(stored.values), dict(stored.units)

@@ -27,6 +27,7 @@ from argosy.transfer import (
     checked_roles,
     full_name,
     parts_by_source,
+    referring,
     seen_from_source,
 )
 
@@ -109,6 +110,8 @@ def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> N
     """Refuse what would leave live state as it was, or begin moments anew, without having been asked."""
     if wish.partial or wish.roles is not None:
         check_prefixes(adoption, live)
+        if not wish.partial and (lacking := [name for name in missing if _has_role(name, live, wish)]):
+            raise ConfigError(f"not stored: {some(lacking)}", hint="pass partial=True to leave them as they are")
         if live.units and not adoption.targets:
             raise ConfigError(
                 f"nothing that is stored has a place here: not {some(adoption.unused) or 'any tensor'}",
@@ -128,6 +131,14 @@ def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> N
             f"stored without moments, which the optimizer here would begin anew: {some(adoption.bare)}",
             hint="pass fresh=True if that is meant",
         )
+
+
+def _has_role(name: str, live: State, wish: Wish) -> bool:
+    """Whether it is the name of a module's tensor of the wanted roles."""
+    unit = live.units.get(name)
+    is_of_module = any(name.startswith(prefix) for prefix in live.modules.values()) or not live.modules
+    roles = {member.role for member in unit.members.values()} if unit is not None else set[str]()
+    return is_of_module and "parameter" in roles & set(wish.roles or ())
 
 
 def _chosen(renamed: State, live: State, wish: Wish) -> State:
@@ -186,7 +197,8 @@ def _renamed(stored: State, names: Mapping[str, str]) -> State:
         Unit(names.get(unit.name, unit.name), unit.members, unit.options, tuple(names.get(a, a) for a in unit.aliases))
         for unit in stored.units.values()
     ]
-    return State(units={unit.name: unit for unit in units}, values=stored.values)
+    values = {names.get(name, name): referring(value, names) for name, value in stored.values.items()}
+    return State(units={unit.name: unit for unit in units}, values=values)
 
 
 def _under_name(entry: Entry, names: Mapping[str, str]) -> Entry:

@@ -30,13 +30,17 @@ from argosy.transfer import holds_values
 FORMATS = ("hf", "dcp", "torch")
 
 
-def export(path: str | Path, kind: str, target: str | Path, step: int | None = None) -> Restored:
+def export(
+    path: str | Path, kind: str, target: str | Path, step: int | None = None, *, module: str | None = None
+) -> Restored:
     """Write a step in another format: `torch` and `dcp` hold everything (`nested` says how), `hf` the model's weights.
 
-    What is returned has the tensors that were written and their bytes; `unused` names what was left out.
+    Of several modules `hf` holds the one of the key `module`, or `model`. What is returned has the tensors that were
+    written and their bytes; `unused` names what was left out.
 
     Raises:
-        ConfigError: the format is unknown, the target exists, or there is nothing that the format could hold.
+        ConfigError: the format is unknown, the target exists, or there is nothing that the format could hold, or
+            nobody says which module.
     """
     if kind not in FORMATS:
         raise ConfigError(f"unknown format: {kind}", hint=f"one of {', '.join(FORMATS)}")
@@ -47,7 +51,7 @@ def export(path: str | Path, kind: str, target: str | Path, step: int | None = N
         raise ConfigError(f"it is a directory: {target}", hint="torch.save writes a file: name one")
     chosen, found = _whole(path, step)
     if kind == "hf":
-        weights = _weights(chosen, found.tensors)
+        weights = _weights(chosen, found.tensors, module)
         written = {id(tensor) for tensor in weights.values()}
         found.unused = sorted(name for name, tensor in found.tensors.items() if id(tensor) not in written)
         found.unused += [name for name in found.values if name != CONFIG and holds_values(found.values[name])]
@@ -97,9 +101,18 @@ def _whole(path: str | Path, step: int | None) -> tuple[Step, Restored]:
     raise StepNotFound(f"step {found.step} was deleted while it was read from {found.source}", hint="try again")
 
 
-def _weights(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model consists of, tied weights once: the modules' tensors, else those of a dict that is called so."""
+def _weights(step: Step, tensors: Mapping[str, Any], module: str | None) -> dict[str, Any]:
+    """What a model consists of, tied weights once: a module's tensors, else those of a dict that is called so."""
     found = of_modules(step, tensors)
+    if module is not None or len(step.modules) > 1:
+        prefix = step.modules.get(module or MODELS[0])
+        if prefix is None:
+            there = ", ".join(step.modules) or "none by a key"
+            raise ConfigError(
+                f"which module is exported? There are {there}" if module is None else f"no module is called {module!r}",
+                hint=f"--module, or module=, one of {there}",
+            )
+        found = {name.removeprefix(prefix): each for name, each in found.items() if name.startswith(prefix)}
     if not found:
         shared = {name: tensor for name, tensor in tensors.items() if "/" not in name}
         named = [(name, name.partition(".")) for name in shared]

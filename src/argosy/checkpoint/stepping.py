@@ -22,7 +22,8 @@ def place_in_step() -> Literal["outside", "whole", "middle"]:
                 is_hook = "out" in frame.f_locals or _is_called(frame.f_locals.get("pre_hook"), below)
                 return "whole" if is_hook else "middle"
         elif code.co_name == "step" and _is_called(frame.f_locals.get("closure"), below):
-            return "whole"  # A closure is called before anything is stepped.
+            # A closure is called before anything is stepped, except by those that search along a line.
+            return "middle" if type(frame.f_locals.get("self")).__name__ == "LBFGS" else "whole"
         frame, below = frame.f_back, frame
     return "whole" if is_inside else "outside"
 

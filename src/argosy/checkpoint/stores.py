@@ -3,6 +3,7 @@
 import fcntl
 import os
 import posixpath
+import re
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -115,6 +116,9 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+_ONE_SLASH = re.compile(r"(s3a?|gcs|gs|az|abfss?|https?):/(?!/)")
+
+
 def _plain_url(url: str) -> str:
     """A URL in one of its spellings, so that one place has one name."""
     scheme, _, rest = url.partition("://")
@@ -130,6 +134,8 @@ def located(path: str | Path) -> str:
         raise ConfigError(
             f"a place for checkpoints has a name, a path or URL: {path!r}", hint='"." is the current directory'
         )
+    if _ONE_SLASH.match(str(path)):
+        raise ConfigError(f"a URL has two slashes: {path}", hint=str(path).replace(":/", "://", 1))
     text = _plain_url(str(path)) if is_url(path) else os.path.abspath(os.path.expanduser(path))
     return os.path.dirname(text) if os.path.basename(text) == CHECKPOINTS else text
 

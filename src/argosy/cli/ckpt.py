@@ -194,12 +194,13 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("target", type=click.Path(path_type=Path))
 @_step
+@click.option("--module", help="The key of the module, where there are several: hf holds one.")
 @_json
-def export(directory: str, kind: str, target: Path, step: int | None, as_json: bool) -> None:
+def export(directory: str, kind: str, target: Path, step: int | None, module: str | None, as_json: bool) -> None:
     """Write a step in another format: Hugging Face safetensors, DCP, or torch.save."""
     from argosy.checkpoint import export as write
 
-    found = write(directory, kind, target, step)
+    found = write(directory, kind, target, step, module=module)
     count = len({id(tensor) for tensor in found.tensors.values()})
     if as_json:
         said = {"tensors": count, "bytes": found.bytes, "left_out": found.unused, "passed_over": found.skipped}

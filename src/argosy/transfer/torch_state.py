@@ -298,6 +298,8 @@ class _Builder:
         unit.members[key] = msgspec.structs.replace(member, layout=replicated(member.shape, (rank,)))
 
     def fence(self, optimizer: Optimizer) -> None:
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # A wrapper that has none of its own, as accelerate's.
+            optimizer = inner_of(optimizer)
         self.state.fences.append(lambda call: optimizer.register_step_pre_hook(_before_step(call)))
 
     def _add_state(self, unit: Unit, key: str, value: Any, parameter: Tensor) -> None:

@@ -80,7 +80,7 @@ class Meter:
     """Something of a user's that is not alike on all ranks."""
 
     def __init__(self, rank: int) -> None:
-        self.counts = torch.full((3,), rank)
+        self.counts = torch.full((3 + rank,), rank)  # Not even as many.
 
     def state_dict(self) -> dict[str, object]:
         return {"counts": self.counts, "name": "meter"}
@@ -98,7 +98,9 @@ def cursors(rank: int) -> dict[str, object]:
         "numpy": np.random.RandomState(rank).get_state(),
         "cursor": {"shard": rank, "at": [rank, rank + 1]},
         "meter": Meter(rank),
-        "large": torch.full((1 << 20,), 5.0),
+        "large": torch.full((5 << 20,), 5.0),
+        "best": None if rank % 2 else torch.ones(2),
+        "many": [torch.tensor([rank, i]) for i in range(100 + rank)],
         "epoch": 3,
         f"only{rank}": rank,
     }
@@ -112,7 +114,8 @@ def save_cursors(rank: int, path: str) -> None:
 def text_of(state: dict[str, object]) -> str:
     """All of it but the model, to compare."""
     rest = {name: value for name, value in state.items() if name not in ("model", "large") and "only" not in name}
-    return repr({**rest, "torch": rest["torch"].sum(), "meter": rest["meter"].counts})
+    many = torch.stack(rest["many"]).tolist()
+    return repr({**rest, "torch": rest["torch"].sum(), "meter": rest["meter"].counts, "many": many})
 
 
 def restore_cursors(rank: int, path: str) -> None:
@@ -127,7 +130,7 @@ def restore_cursors(rank: int, path: str) -> None:
     assert torch.equal(state["torch"], cursors(whose)["torch"]), restored.differing
     assert state["epoch"] == 3
     assert state.get(f"only{rank}", rank) == rank
-    assert restored.differing == ([] if size == 2 else ["cursor", "meter", "numpy", "python", "torch"])
+    assert restored.differing == ([] if size == 2 else ["best", "cursor", "many", "meter", "numpy", "python", "torch"])
 
 
 def save_and_restore_some_roles(rank: int, path: str) -> None:
@@ -141,13 +144,19 @@ def save_and_restore_some_roles(rank: int, path: str) -> None:
     assert state["meter"].counts.tolist() == [0, 0, 0], "rank 0's, as nobody saved the others"
 
 
+def restore_by_another_name(rank: int, path: str) -> None:
+    state = {"model": network(1), "position": torch.zeros(5056, dtype=torch.uint8)}
+    restore(path, into=state, rename={"torch": "position"}, partial=True)
+    assert torch.equal(state["position"], cursors(rank)["torch"])
+
+
 def look_at_cursors(rank: int, path: str) -> None:
     found = restore(path)
     assert "rank1/epoch" not in found.values, "it is the same on all ranks"
     assert found.values["cursor"]["shard"] == 0
     assert found.values["rank1/cursor"] == {"shard": 1, "at": [1, 2]}
     assert found.values["rank1/only1"] == 1
-    assert torch.equal(found.tensors["rank1/meter.counts"], torch.full((3,), 1))
+    assert torch.equal(found.tensors["rank1/meter.counts"], torch.full((4,), 1))
     assert "rank1/large" not in found.tensors
 
 
@@ -179,6 +188,7 @@ STAGES = {
         (3, restore_cursors),
         (1, look_at_cursors),
         (2, save_and_restore_some_roles),
+        (2, restore_by_another_name),
     ],
 }
 
