@@ -168,7 +168,7 @@ def _is_foreign(unit: Unit, live: State) -> bool:
 
 
 def _is_local(unit: Unit) -> bool:
-    return any(member.role == "local" for member in unit.members.values())
+    return "local" in [member.role for member in unit.members.values()]
 
 
 def some(names: list[str]) -> str:

@@ -303,7 +303,7 @@ class _Writing:
                 early = [entry for entry in found.entries if _is_here(entry, into.state())]
         self._ahead = Ahead(files, early) if early else None
         try:
-            self._early = {_content(entry) for entry in early}
+            self._early = early
             self._fitted = fit(found, into.state(), wish)
             known = (early, self._ahead.chunks if self._ahead else [])
             self._wanted = wanted_chunks(self._fitted.entries, self._fitted.targets, self.rank, known)
@@ -337,10 +337,14 @@ class _Writing:
         else:
             self._reading.plan()
             self._ahead.wait()
-            late = [] if ready else [chunk for chunk in twice if _content(chunk[0]) not in self._early]
-            Reading(self._files, late).verify()
+            Reading(self._files, [] if ready else self._late(twice)).verify()
         Reading(self._files, at_once, sinks).fill()
         self.is_verified = True
+
+    def _late(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Those that were not verified ahead."""
+        early = {_content(entry) for entry in self._early}
+        return [chunk for chunk in chunks if _content(chunk[0]) not in early]
 
     def _parted(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], Sequence[Chunk]]:
         """Those that go where nothing is lost by it, and the others."""
