@@ -97,6 +97,7 @@ def with_part(name: str) -> nn.Module:
         (lambda: {"odd": "\ud800"}, "odd cannot be kept: it is a text that is no Unicode"),
         (lambda: {"t": torch.ones(1), "a": np.arange(3, dtype=">f4")}, "a cannot be kept: given numpy array has byte"),
         (lambda: {"t": torch.ones(1), "a": np.zeros(2, np.longdouble)}, "a cannot be kept: arrays of this dtype"),
+        (lambda: {"t": torch.ones(1), "a": np.arange(3)[::-1]}, "a cannot be kept: .*negative"),
         (lambda: {"a": np.zeros(2, np.longdouble)}, "a cannot be kept: arrays of this dtype"),
     ],
 )
@@ -113,11 +114,11 @@ def test_code_in_an_optimizers_group_is_no_state(tmp_path: Path):
 
 def test_numbers_of_any_size_come_back(tmp_path: Path):
     """As numpy's generators have them."""
-    generator = np.random.default_rng(3)
-    saved(tmp_path, {"t": torch.ones(1), "n": [1 << 63, -(1 << 63), 1 << 64], "g": generator.bit_generator.state})
+    generator, numbers = np.random.default_rng(3), [1 << 63, -(1 << 63), 1 << 64, -(1 << 64), 1 << 20000]
+    saved(tmp_path, {"t": torch.ones(1), "n": numbers, "g": generator.bit_generator.state})
     into = {"t": torch.ones(1), "n": [], "g": np.random.default_rng(4).bit_generator.state}
     restore(tmp_path, into=into)
-    assert into["n"] == [1 << 63, -(1 << 63), 1 << 64]
+    assert into["n"] == numbers
     assert into["g"] == generator.bit_generator.state
 
 

@@ -268,5 +268,5 @@ def _option(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 else value.tolist()
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return {"$int": str(value)}
+        return {"$int": hex(value)}
     return {"$float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value

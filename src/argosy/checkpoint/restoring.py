@@ -73,7 +73,7 @@ class Restored:
             lines.append(f"of several groups that are one here, the last one's count: {some(self.merged)}")
         if self.differing:
             lines.append(
-                f"different on each rank that saved it, and rank 0's where there is another: {some(self.differing)}"
+                f"ranks that saved it differed, and have theirs; new ones have rank 0's: {some(self.differing)}"
             )
         if self.unused:
             lines.append(f"stored, and without a place here: {some(self.unused)}")

@@ -383,7 +383,8 @@ class _Builder:
             try:  # The same memory.
                 content = torch.from_numpy(content if content.flags.writeable else content.copy())
             except (TypeError, ValueError) as error:
-                what = f"arrays of this dtype cannot: {content.dtype}" if content.dtype.isnative else str(error)
+                is_odd = isinstance(error, TypeError)
+                what = f"arrays of this dtype cannot: {content.dtype}" if is_odd else str(error).partition("\n")[0]
                 raise ConfigError(f"{name} cannot be kept: {what}", hint="numbers that torch knows can") from None
         if isinstance(content, Tensor):
             self.claim(name, f"that at {path}")

@@ -73,7 +73,7 @@ def value_of(value: Any) -> Value:
     if isinstance(value, Tensor | np.generic):
         value = value.item()
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return {INT: str(value)}
+        return {INT: hex(value)}
     return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -81,5 +81,5 @@ def from_value(value: Value) -> Any:
     """What `value_of` was given, but lists for tuples."""
     if isinstance(value, dict):
         found = {key: from_value(inner) for key, inner in value.items()}
-        return float(found[FLOAT]) if FLOAT in found else int(found[INT]) if INT in found else found
+        return float(found[FLOAT]) if FLOAT in found else int(found[INT], 16) if INT in found else found
     return [from_value(inner) for inner in value] if isinstance(value, list) else value

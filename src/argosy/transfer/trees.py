@@ -1,7 +1,7 @@
 """Plain values as they are stored: JSON, with marks for what it cannot say. Pure, and without torch.
 
-The marks: `{"$tensor": name}`, `{"$tuple": [...]}`, `{"$float": "inf"}`, `{"$int": "18446744073709551616"}` for more
-than 64 bits, and where keys are not text `{"$items": [[key, value], ...]}`.
+The marks: `{"$tensor": name}`, `{"$tuple": [...]}`, `{"$float": "inf"}`, `{"$int": "0x1ffffffffffffffff"}` for more than
+64 bits, and where keys are not text `{"$items": [[key, value], ...]}`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ def grown(value: Any, tensor: Callable[[str], Any]) -> Any:
     if "$float" in tree:
         return float(tree["$float"])
     if "$int" in tree:
-        return int(tree["$int"])
+        return int(tree["$int"], 16)
     if "$tensor" in tree:
         return tensor(tree["$tensor"])
     if "$tuple" in tree:
