@@ -72,9 +72,7 @@ class Restored:
         if self.merged:
             lines.append(f"of several groups that are one here, the last one's count: {some(self.merged)}")
         if self.differing:
-            lines.append(
-                f"ranks that saved it differed, and have theirs; new ones have rank 0's: {some(self.differing)}"
-            )
+            lines.append(f"ranks that saved it have their own, new ones have rank 0's: {some(self.differing)}")
         if self.unused:
             lines.append(f"stored, and without a place here: {some(self.unused)}")
         return "\n  ".join([line, *lines])

@@ -1,7 +1,7 @@
 """Plain values as they are stored: JSON, with marks for what it cannot say. Pure, and without torch.
 
-The marks: `{"$tensor": name}`, `{"$tuple": [...]}`, `{"$float": "inf"}`, `{"$int": "0x1ffffffffffffffff"}` for more than
-64 bits, and where keys are not text `{"$items": [[key, value], ...]}`.
+The marks: `{"$tensor": name}`, `{"$tuple": [...]}`, `{"$float": "inf"}`, `{"$int": "0x1ffffffffffffffff"}` for more
+than 64 bits, and where keys are not text `{"$items": [[key, value], ...]}`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
