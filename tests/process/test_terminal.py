@@ -132,3 +132,6 @@ def test_a_restart_without_evidence_is_told_when_it_happens():
     teller = Teller(2)
     assert teller.lines(RESTART) == []
     assert teller.lines(STARTED) == ["rank 1: exit code 3; restarting ranks 0-1 as generation 1"]
+    ended = facts.LaunchEnded(at=3.0, launch=1, code=0, reason="")
+    assert [text for fact in (FAILED, ended) for text in teller.lines(fact)] == [], "it was told already"
+    assert [text for fact in (FAILED, ended) for text in teller.lines(fact)] == ["rank 1 failed: exit code 3"]

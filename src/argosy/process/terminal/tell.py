@@ -16,12 +16,17 @@ class Teller:
         """Told to nobody yet: what follows from them comes with the next fact."""
         self._waiting: list[tuple[str, str]] = []
         """Consequences that wait for their failure, each with its cause if that is never told."""
+        self._told = set[str]()
+        """Causes that were told with their consequence, before there was evidence: it is no more news."""
 
     def lines(self, fact: facts.AnyFact) -> list[str]:
         """What to say now that `fact` is known."""
         said = [text] if (text := line(fact, self._size)) is not None else []
         before, self._failures = self._failures, []
         match fact:
+            case facts.IncidentTaken(headline=headline) if (cause := headline.replace(" failed: ", ": ")) in self._told:
+                self._told.discard(cause)
+                return before
             case facts.IncidentTaken() if self._waiting:
                 return [*before, "; ".join([*said, self._waiting.pop(0)[0]])]
             case facts.IncidentTaken():
@@ -35,6 +40,7 @@ class Teller:
                 return []
             case facts.RankStarted() | facts.LaunchEnded():  # No evidence came.
                 waited, self._waiting = self._waiting, []
+                self._told |= {cause.removesuffix("; ") for _, cause in waited}
                 return [*before, *(cause + text for text, cause in waited), *said]
             case _:
                 return [*before, *said]
