@@ -48,7 +48,7 @@ def test_the_next_morning(console: Console) -> None:
     logs = console.argosy("logs", "night", "--rank", "2").out.decode()
     assert logs.count("rank 2 step 1 ") == 2, "both lives of rank 2 are kept"
     for log in directory.glob("logs/*/*.err"):
-        assert "argosy/" not in log.read_text(), "a traceback shows the user's frames and torch's"
+        assert "src/argosy/" not in log.read_text(), "a traceback shows the user's frames and torch's"
 
 
 def next_log(directory: Path, name: str) -> Path:

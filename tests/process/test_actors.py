@@ -96,7 +96,7 @@ def test_a_remote_exception_keeps_its_type_and_tells_its_rank(mesh: Mesh):
     (note,) = caught.value.__notes__
     assert "rank 0 of" in note
     assert "in divide" in note
-    assert "argosy/" not in note
+    assert "src/argosy/" not in note
 
 
 def test_what_does_not_exist_is_named(workers, mesh: Mesh):

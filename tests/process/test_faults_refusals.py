@@ -93,7 +93,7 @@ def test_a_module_that_does_not_exist_is_refused_as_python_does(host: Console):
     ended = host.argosy("run", "-m", "no_such_module")
     assert ended.code == 1
     assert "No module named no_such_module" in ended.text
-    assert "argosy/" not in ended.text
+    assert "src/argosy/" not in ended.text
 
 
 def test_a_syntax_error_is_shown_as_python_shows_it(host: Console):
@@ -101,7 +101,7 @@ def test_a_syntax_error_is_shown_as_python_shows_it(host: Console):
     ended = host.argosy("run", "-n", "2", "s.py")
     assert ended.code == 1
     assert "SyntaxError" in ended.text
-    assert "argosy/" not in ended.text
+    assert "src/argosy/" not in ended.text
 
 
 def test_a_program_that_cannot_be_executed_says_why(host: Console):
