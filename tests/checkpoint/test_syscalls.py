@@ -43,7 +43,7 @@ def planned(lines: list[str], root: Path) -> list[tuple[str, ...]]:
             case "Sync" | "SyncDir":
                 found.append(("sync", rest[0]))
             case "Rename":
-                found.append(("rename", *rest))
+                found.append(("rename", *rest[:2]))
             case _:
                 pass
     return found
