@@ -457,7 +457,7 @@ class Landing:
         self._targets, self._rank = fitted.targets, rank
         self._landings: dict[tuple[int, bool, bool], tuple[Any, Callable[[], None]]] = {}
         self.addresses: dict[str, int] = {}
-        # In the order of targets, which is about that of memory: in any other one this takes twice as long.
+        # In the order of targets, which is about that of memory: in another one each look would miss the cache.
         used = [piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)]
         for name in dict.fromkeys(used):
             local = fitted.locals[name]
