@@ -131,7 +131,7 @@ class World:
         deadline = self.now + self.random.uniform(0.05, 2) if self.random.random() < 0.4 else 0.0
         ticket = Ticket(name, deadline)
         self.tickets.append(ticket)
-        number = self.caller.begin(ticket, deadline)
+        number = self.caller.begin(ticket)
         self.send("forth", "call", call(number, self.caller.generation, deadline), ticket)
         if self.random.random() < 0.1:
             self.send("forth", "call", call(number, self.caller.generation, deadline), ticket)  # Twice.
@@ -141,9 +141,7 @@ class World:
             self.at(self.random.uniform(0, 1), "cancel", self.link, number)
 
     def on_expire(self, link: int, number: int) -> None:
-        if link == self.link and number in list(self.caller.overdue(self.now)):
-            ticket = self.caller.give_up(number)
-            assert ticket is not None
+        if link == self.link and (ticket := self.caller.give_up(number)) is not None:
             ticket.outcomes.append("deadline")
 
     def on_cancel(self, link: int, number: int) -> None:

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from argosy.fabric import BadFrame, Call, Link, Parcel
-from argosy.fabric.frames import Body, Reader, Reply, pack, send_some
+from argosy.fabric import BadFrame, Call, Link, PackedValue
+from argosy.fabric.frames import Body, FrameReader, ReplyFrame, pack, send_some
 from argosy.fabric.payload import dump, load
-from argosy.fabric.segments import SEGMENT_MIN, Segments, borrow, extent
+from argosy.fabric.segments import SEGMENT_MIN, SegmentPool, layout_buffers, map_received
 
 VALUES = [
     None,
@@ -37,10 +37,10 @@ def test_values_arrive_as_they_were_sent(value: object):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             left.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
             right.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
-        reader, got = Reader("peer"), []
+        reader, got = FrameReader("peer"), []
         for number in range(3):
-            parcel = Parcel(value)
-            parts, fds = pack(Call(number, -1, "a", "m", parcel.body), parcel)
+            packed = PackedValue(value)
+            parts, fds = pack(Call(number, -1, "a", "m", packed.body), packed)
             while not send_some(left, parts, fds):
                 fds = []
                 got += reader.read(right) or []
@@ -56,10 +56,10 @@ def test_frames_come_in_any_pieces(seed: int):
     values = [chance.choice([7, "word", np.arange(2000), b"z" * 50_000]) for _ in range(20)]
     stream = b""
     for number, value in enumerate(values):
-        parcel = Parcel(value)
-        stream += b"".join(bytes(part) for part in pack(Reply(number, 0, 0, parcel.body), parcel)[0])
+        packed = PackedValue(value)
+        stream += b"".join(bytes(part) for part in pack(ReplyFrame(number, 0, 0, packed.body), packed)[0])
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    reader, got = Reader("peer"), []
+    reader, got = FrameReader("peer"), []
     with left, right:
         while stream:
             piece, stream = stream[: (size := chance.choice([1, 3, 17, 1000, 60_000]))], stream[size:]
@@ -77,8 +77,8 @@ def test_frames_come_in_any_pieces(seed: int):
 @pytest.mark.parametrize("seed", range(50))
 def test_garbage_is_a_bad_frame_and_nothing_else(seed: int):
     chance = random.Random(seed)
-    parcel = Parcel(np.arange(2000))
-    good = b"".join(bytes(part) for part in pack(Call(1, -1, "a", "m", parcel.body), parcel)[0])
+    packed = PackedValue(np.arange(2000))
+    good = b"".join(bytes(part) for part in pack(Call(1, -1, "a", "m", packed.body), packed)[0])
     bad = bytearray(good)
     for _ in range(chance.randrange(1, 30)):
         bad[chance.randrange(40)] = chance.randrange(256)
@@ -86,7 +86,7 @@ def test_garbage_is_a_bad_frame_and_nothing_else(seed: int):
     with left, right:
         left.sendall(chance.choice([bytes(bad), chance.randbytes(400)]))
         left.close()
-        reader = Reader("peer")
+        reader = FrameReader("peer")
         try:
             while reader.read(right) is not None:
                 pass
@@ -109,7 +109,7 @@ def test_sizes_that_do_not_add_up_are_refused():
     with left, right:
         left.sendall(pack(Call(1, -1, "a", "m", Body(b"", [1 << 60])))[0][0])
         with pytest.raises(BadFrame, match="do not add up"):
-            Reader("peer").read(right)
+            FrameReader("peer").read(right)
 
 
 def test_descriptors_that_nobody_wanted_are_closed():
@@ -118,7 +118,7 @@ def test_descriptors_that_nobody_wanted_are_closed():
         before = len(os.listdir("/proc/self/fd"))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1]))]
         left.sendmsg([b"garbage of some length, at least a header"], rights)
-        reader = Reader("peer")
+        reader = FrameReader("peer")
         with pytest.raises(BadFrame):
             reader.read(right)
         reader.close()
@@ -126,7 +126,7 @@ def test_descriptors_that_nobody_wanted_are_closed():
 
 
 def test_s1_a_segment_is_used_again_only_when_all_let_go():
-    segments = Segments()
+    segments = SegmentPool()
     data = memoryview(bytearray(b"a" * SEGMENT_MIN))
     first = segments.fill([data], receivers=2)
     segments.returned(first.number)
@@ -137,8 +137,8 @@ def test_s1_a_segment_is_used_again_only_when_all_let_go():
 
 def test_a_borrowed_segment_is_private_and_says_when_it_is_free():
     freed: list[int] = []
-    segment = Segments().fill([memoryview(b"a" * SEGMENT_MIN)], 2)
-    mine, theirs = (borrow(os.dup(segment.fd), [SEGMENT_MIN], lambda: freed.append(1)) for _ in range(2))
+    segment = SegmentPool().fill([memoryview(b"a" * SEGMENT_MIN)], 2)
+    mine, theirs = (map_received(os.dup(segment.fd), [SEGMENT_MIN], lambda: freed.append(1)) for _ in range(2))
     mine[0][0] = ord("b")
     assert bytes(theirs[0][:2]) == b"aa"
     held = np.frombuffer(mine.pop(), dtype=np.uint8)[5:]
@@ -150,7 +150,7 @@ def test_a_borrowed_segment_is_private_and_says_when_it_is_free():
 
 
 def test_buffers_lie_apart():
-    offsets, size = extent([1, 64, 65])
+    offsets, size = layout_buffers([1, 64, 65])
     assert (offsets, size) == ([0, 64, 128], 256)
 
 

@@ -204,7 +204,7 @@ def test_garbage_and_half_frames_end_only_their_own_link(cluster: Cluster, runti
             sock.connect(str(path))
             sock.sendall(random.Random(seed).randbytes(5000))
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(path.with_suffix(".door")))
+            sock.connect(str(path.with_suffix(".ctrl")))
             sock.sendall(random.Random(seed).randbytes(5000))
     assert mesh.run(os.getpid).gather() == [pid]
     half.close()
@@ -222,7 +222,7 @@ def test_a_stopped_rank_is_named_and_goes_on(cluster: Cluster):
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeadlinePassed) as caught:
         worker.options(deadline_s=0.5).square(2).get()
-    assert "does not react" in caught.value.hint
+    assert "does not respond" in caught.value.hint
     mesh.events.wait("paused", rank=0)
     os.kill(pid, signal.SIGCONT)
     assert worker.options(deadline_s=60).square(2).get() == 4

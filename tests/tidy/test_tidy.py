@@ -76,9 +76,6 @@ DEEP_CLASSES: dict[str, str] = {}
 MACHINE_PATHS: dict[str, str] = {}
 """path: reason."""
 
-SHADOWED_MODULES = {("fabric", "here")}
-"""Doors export these functions under the name of the module that holds them."""
-
 HOMELESS_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 # In pieces, so that this file is not found by them.
 UNNUMBERED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\(#\d+\))")
@@ -156,8 +153,6 @@ def fault(name: str, path: tuple[str, ...]) -> str | None:
     if home in CELLAR:
         return "this lies below all rooms"
     inner = PACKAGE / target
-    if path in SHADOWED_MODULES:
-        path = path[:1]
     if len(path) > 2 or (len(path) == 2 and ((inner / f"{path[1]}.py").exists() or (inner / path[1]).is_dir())):
         return f"enter {target} by its door"
     if home in rooms() and level_of(target) <= level_of(home):

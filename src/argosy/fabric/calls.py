@@ -1,14 +1,14 @@
-"""Decide what becomes of calls: the two ends of a link as state machines, without sockets and clocks.
+"""Decide how calls are settled: the two ends of a link as state machines.
 
-The shells in `peer.py` and `server.py` perform what is decided here; a simulated machine runs the same decisions.
+Pure: `peer.py` and `server.py` own the sockets and the clock. The tests run the same decisions on a simulated machine.
 
 C1  Every call that was begun is settled exactly once.
-C2  What a generation says that is older than one already heard of settles nothing.
-C3  A call is run at most once by a generation, in the order in which its caller made them.
-C4  A call that was cancelled, or whose deadline has passed, before its turn is not run.
+C2  Once a newer generation has answered, answers of older generations settle nothing.
+C3  A generation runs a call at most once, and runs the calls of one caller in their order.
+C4  A call that is cancelled or past its deadline before its turn is not run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,39 +16,39 @@ import msgspec
 from argosy.fabric.frames import CANCELLED, LATE, STALE, Call
 
 IN_FLIGHT_MAX = 4096
-"""Calls of one caller to one rank that may be unanswered; the next one waits."""
+"""Unanswered calls that one caller may have at one rank; the next call waits."""
 CANCELLED_MAX = 4096
 
-Ticket = TypeVar("Ticket")
+Pending = TypeVar("Pending")
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """As far as is known, the rank lives or will soon, in this generation."""
+    """The rank lives, or starts soon, in this generation."""
 
     generation: int
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """A generation has ended; another one comes if `replaced`."""
+    """The generation has ended; a replacement follows if `replaced`."""
 
     cause: str
     replaced: bool
 
 
 Fate = Alive | Gone
-Oracle = Callable[[int], Fate]
-"""What became of a generation of the rank; -1 asks for the newest."""
+AskFate = Callable[[int], Fate]
+"""Returns the state of one generation of the rank; -1 asks for the newest."""
 
 
-class Caller(Generic[Ticket]):
-    """What a process knows of its calls to one rank, through the rank's generations."""
+class Caller(Generic[Pending]):
+    """The calls of this process to one rank, across the rank's generations."""
 
     def __init__(self) -> None:
         self.generation = -1
-        """Of the link that is open now, -1 until it has said."""
+        """The generation at the other end of the open link; -1 until its greeting arrives."""
         self._floor = 0
         self._count = 0
-        self._open: dict[int, tuple[Ticket, float]] = {}
+        self._open: dict[int, Pending] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -57,50 +57,42 @@ class Caller(Generic[Ticket]):
     def is_full(self) -> bool:
         return len(self._open) >= IN_FLIGHT_MAX
 
-    def begin(self, ticket: Ticket, deadline: float = 0.0) -> int:
-        """Count a call; returns its number on this link."""
+    def begin(self, pending: Pending) -> int:
+        """Register a call; returns its number on this link."""
         self._count += 1
-        self._open[self._count] = (ticket, deadline)
+        self._open[self._count] = pending
         return self._count
 
     def greeted(self, generation: int) -> bool:
-        """The link says whom it leads to; False if that is an older generation than one heard of (C2)."""
+        """The callee has named its generation; False if a newer one answered before (C2)."""
         if generation < self._floor:
             return False
         self.generation = self._floor = generation
         return True
 
-    def answered(self, generation: int, number: int) -> Ticket | None:
-        """Whose answer this is; None if nobody waits for it (C1) or an old generation sent it (C2)."""
-        if generation < self._floor:
-            return None
-        found = self._open.pop(number, None)
-        return None if found is None else found[0]
+    def answered(self, generation: int, number: int) -> Pending | None:
+        """Return the call that this answers; None if it was settled before (C1) or the generation is old (C2)."""
+        return None if generation < self._floor else self._open.pop(number, None)
 
-    def give_up(self, number: int) -> Ticket | None:
-        """Nobody waits for this call any more; None if it was settled already."""
-        found = self._open.pop(number, None)
-        return None if found is None else found[0]
+    def give_up(self, number: int) -> Pending | None:
+        """Stop waiting for a call; None if it was settled already."""
+        return self._open.pop(number, None)
 
-    def lost(self) -> list[Ticket]:
-        """The link is gone, and with it every call on it."""
+    def lost(self) -> list[Pending]:
+        """The link is gone: return every call that was open on it."""
         self.generation = -1
-        lost: list[Ticket] = []
+        lost: list[Pending] = []
         while self._open:  # One by one: another thread may begin a call meanwhile.
-            lost.append(self._open.popitem()[1][0])
+            lost.append(self._open.popitem()[1])
         return lost
 
     def over(self, generation: int) -> None:
-        """A generation has ended: it is not heard again (C2)."""
+        """A generation has ended: ignore its later answers (C2)."""
         self._floor = max(self._floor, generation + 1)
-
-    def overdue(self, now: float) -> Iterator[int]:
-        """The calls whose deadline has passed."""
-        return (number for number, (_, deadline) in list(self._open.items()) if deadline and deadline <= now)
 
 
 class Callee:
-    """What a rank knows of one caller's calls."""
+    """The calls of one caller, as the rank that runs them sees them."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
@@ -108,14 +100,14 @@ class Callee:
         self._cancelled: dict[int, None] = {}
 
     def arrived(self, call: Call) -> bool:
-        """A call came off the link; False if it came before (C3)."""
+        """A call has been received; False if it is a repetition (C3)."""
         if call.id <= self._last:
             return False
         self._last = call.id
         return True
 
     def admit(self, call: Call, now: float) -> int | None:
-        """The turn of a call has come: None to run it, or the kind of the reply that refuses it (C4)."""
+        """Decide at a call's turn: None to run it, or the kind of the reply that refuses it (C4)."""
         if call.generation not in (-1, self.generation):
             return STALE
         if call.id in self._cancelled:
@@ -126,7 +118,7 @@ class Callee:
         return None
 
     def cancel(self, number: int) -> None:
-        """Refuse a call when its turn comes."""
+        """Refuse this call at its turn."""
         self._cancelled[number] = None
         while len(self._cancelled) > CANCELLED_MAX:
             del self._cancelled[next(iter(self._cancelled))]

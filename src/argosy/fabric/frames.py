@@ -1,9 +1,9 @@
-"""The frames of calls: an envelope, then buffers as they are, and descriptors of segments beside the first byte.
+"""The frames of calls: an envelope, then raw buffers; descriptors of shared segments travel with the first byte.
 
-Reading is incremental and never waits; a frame may come in any number of pieces.
+Reading is incremental and never blocks. Values are unpickled only by `Frame.take`.
 
-F1  Bytes that are no frame raise `BadFrame`, before anything of them is unpickled.
-F2  A frame's envelope and what follows it are bounded.
+F1  Invalid bytes raise `BadFrame`, before any of them is unpickled.
+F2  The sizes of the envelope and of the buffers are bounded.
 """
 
 import array
@@ -18,7 +18,7 @@ import msgspec
 
 from argosy.fabric.link import BadFrame
 from argosy.fabric.payload import dump, load
-from argosy.fabric.segments import SEGMENT_MIN, Segment, borrow, ours
+from argosy.fabric.segments import SEGMENT_MIN, MemorySegment, map_received, own_segments
 
 _HEADER = struct.Struct("<HHIQ")
 _MAGIC = 0xA5C1
@@ -28,46 +28,50 @@ _ENVELOPE_INLINE_MAX = 32 << 10
 _READ_BYTES = 64 << 10
 _FDS_MAX = 4
 _ANCILLARY = socket.CMSG_SPACE(4 * _FDS_MAX)
-# As plain numbers: an operation on the enum costs more than the system call that it is for.
+# Plain integers: an operation on the enum costs more than the system call.
 _SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _buffers: list[memoryview] = []
 _RECEIVE, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True):
-    """A pickled value: `pickled` itself, or as the first of the buffers; sizes of buffers; their segment, if any."""
+    """A pickled value."""
 
     pickled: bytes = b""
+    """Empty if the pickle travels as the first buffer."""
     sizes: tuple[int, ...] = ()
+    """Sizes of the buffers; the size of a pickle that travels as a buffer is negative."""
     segment: int = 0
+    """The segment that holds the large buffers, 0 for none."""
 
 
-class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """The first word of whoever listens: which generation of the rank it is, and its name for this link."""
+class Greeting(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """The first message of the callee: its generation, and its number for this link."""
 
     generation: int
     link: int
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Run an endpoint. `deadline` is a time of the host's monotonic clock, 0 for none."""
+    """Run an endpoint. `deadline` is on the host's monotonic clock, 0 for none."""
 
     id: int
     generation: int
-    """The generation that the caller knows of, -1 if it has not heard of one yet."""
+    """The generation that the caller expects, -1 for any."""
     actor: str
     method: str
     body: Body
     deadline: float = 0.0
     chain: int = 0
-    """Equal for all calls that follow from one: who waits within a chain serves that chain."""
+    """The same for a call and all calls made by its endpoint: a rank that waits in a chain serves that chain."""
     wanted: bool = True
+    """Whether the caller wants a reply."""
     freed: tuple[int, ...] = ()
-    """Segments of the receiver of this frame that its sender has let go of."""
+    """Segments of the receiver that the sender of this frame has released."""
 
 
-class Reply(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """What became of a call."""
+class ReplyFrame(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The outcome of a call; `kind` is one of the constants below."""
 
     id: int
     generation: int
@@ -78,19 +82,20 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 RESULT, RAISED, CANCELLED, LATE, STALE = range(5)
 
-Envelope = Hello | Call | Reply
+Envelope = Greeting | Call | ReplyFrame
+WithBody = Call | ReplyFrame
 _decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Parcel:
-    """A value made ready for sending, to one receiver or to many."""
+class PackedValue:
+    """A value pickled for sending, to one receiver or to several."""
 
     __slots__ = ("body", "segment", "tail")
 
     def __init__(self, value: object, receivers: int = 1) -> None:
         pickled, buffers = dump(value)
-        self.segment: Segment | None = None
+        self.segment: MemorySegment | None = None
         if not buffers and len(pickled) <= _ENVELOPE_INLINE_MAX:
             self.body = Body(pickled)
             return
@@ -99,9 +104,9 @@ class Parcel:
         large = [buffer for buffer in buffers if buffer.nbytes >= SEGMENT_MIN]
         if large:
             try:
-                self.segment = ours.fill(large, receivers)
+                self.segment = own_segments.fill(large, receivers)
             except OSError:
-                large = []  # Then through the socket.
+                large = []  # Send them through the socket instead.
         self.tail += [b for b in buffers if not large or b.nbytes < SEGMENT_MIN]
         if len(pickled) > _ENVELOPE_INLINE_MAX:
             self.tail.insert(0, pickled)
@@ -111,32 +116,32 @@ class Parcel:
 
 
 class Frame(msgspec.Struct, eq=False):
-    """One received message with its buffers."""
+    """A received message with its buffers."""
 
-    message: Hello | Call | Reply
+    message: Envelope
     pickled: bytes | memoryview = b""
     buffers: Sequence[memoryview] = ()
     taken: bool = False
 
     def take(self) -> Any:
-        """Unpickle what the frame carries, once: its buffers belong to the value from then on."""
+        """Unpickle the value, once: the buffers belong to it from then on."""
         pickled, buffers = self.pickled, self.buffers
         self.pickled, self.buffers, self.taken = b"", (), True
         return load(pickled, buffers)
 
 
-def pack(message: Envelope, parcel: Parcel | None = None) -> tuple[list[bytes | memoryview], list[int]]:
-    """A message as the pieces to send and the descriptors that go with the first of them."""
+def pack(message: Envelope, packed: PackedValue | None = None) -> tuple[list[bytes | memoryview], list[int]]:
+    """Return the parts to send, and the descriptors that go with the first of them."""
     envelope = _encoder.encode(message)
-    if parcel is None or not parcel.body.sizes:
+    if packed is None or not packed.body.sizes:
         return [_HEADER.pack(_MAGIC, 0, len(envelope), 0) + envelope], []
-    fds = [] if parcel.segment is None else [parcel.segment.fd]
-    tail = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parcel.tail)
-    return [_HEADER.pack(_MAGIC, len(fds), len(envelope), tail) + envelope, *parcel.tail], fds
+    fds = [] if packed.segment is None else [packed.segment.fd]
+    tail = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in packed.tail)
+    return [_HEADER.pack(_MAGIC, len(fds), len(envelope), tail) + envelope, *packed.tail], fds
 
 
 def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequence[int]) -> bool:
-    """Send as much of `parts` as the socket takes, dropping it from the list; False if something is left.
+    """Send what the socket accepts and remove it from `parts`; False if something is left.
 
     Raises:
         OSError: the connection is gone.
@@ -164,29 +169,29 @@ def send_some(sock: socket.socket, parts: list[bytes | memoryview], fds: Sequenc
     return True
 
 
-class Reader:
-    """Puts frames together from what one socket gives. `freed` collects segments that were let go of here."""
+class FrameReader:
+    """Assembles the frames of one socket. `freed` collects the peer's segments that this process has released."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.freed: deque[int] = deque()
         self._rest = b""
-        """What came of a frame whose envelope is not whole."""
+        """Bytes of an incomplete envelope."""
         self._fds: deque[int] = deque()
-        self._filling: tuple[Call | Reply, bytearray, int] | None = None
-        """A frame whose envelope is here, its tail, and how much of that."""
+        self._filling: tuple[WithBody, bytearray, int] | None = None
+        """A message whose buffers are incomplete, the memory for them, and the bytes read so far."""
 
     def read(self, sock: socket.socket) -> list[Frame] | None:
-        """Read once, without waiting, and return the frames that are complete; None if the peer closed.
+        """Read once without blocking, and return the complete frames; None if the peer closed the connection.
 
         Raises:
             BlockingIOError: there is nothing to read.
             OSError: the connection is gone.
-            BadFrame: the bytes are no frames (F1).
+            BadFrame: the bytes are not frames (F1).
         """
         if self._filling is not None:
             return self._fill(sock, *self._filling)
-        # Buffers are shared: one per reader would be much for a thousand ranks, a new one per message slow.
+        # Readers share buffers: one each would be too much for a thousand ranks, a new one per message is slow.
         view = _buffers.pop() if _buffers else memoryview(bytearray(_READ_BYTES))
         try:
             count, ancillary, flags, _ = sock.recvmsg_into((view,), _ANCILLARY, _RECEIVE)
@@ -204,16 +209,16 @@ class Reader:
         while size - at >= _HEADER.size:
             magic, fds, length, tail = _HEADER.unpack_from(data, at)
             if magic != _MAGIC or fds > _FDS_MAX or length > ENVELOPE_MAX or tail > TAIL_MAX:
-                raise BadFrame(f"{self.peer} sent bytes that are no frame")
+                raise BadFrame(f"{self.peer} sent bytes that are not a frame")
             end = at + _HEADER.size + length
             if end > size:
                 break
             try:
                 message = _decoder.decode(data[at + _HEADER.size : end])
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
+                raise BadFrame(f"{self.peer} sent an unexpected message: {error}") from None
             at = end
-            if isinstance(message, Hello):
+            if isinstance(message, Greeting):
                 frames.append(Frame(message))
             elif not (body := message.body).sizes:
                 frames.append(Frame(message, body.pickled))
@@ -224,7 +229,7 @@ class Reader:
         return frames
 
     def take_freed(self) -> tuple[int, ...]:
-        """The segments that were let go of since the last time."""
+        """Return the segments that were released since the last call."""
         return tuple(self.freed.popleft() for _ in range(len(self.freed)))
 
     def close(self) -> None:
@@ -233,15 +238,15 @@ class Reader:
             os.close(self._fds.popleft())
 
     def _keep(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
-        """Remember the descriptors that came along."""
+        """Keep the descriptors that arrived with the bytes."""
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
         if flags & _TRUNCATED:
             raise BadFrame(f"descriptors from {self.peer} were truncated")
 
-    def _fill(self, sock: socket.socket, message: Call | Reply, tail: bytearray, filled: int) -> list[Frame] | None:
-        """Read what follows an envelope straight to where it belongs."""
+    def _fill(self, sock: socket.socket, message: WithBody, tail: bytearray, filled: int) -> list[Frame] | None:
+        """Read buffers straight into their memory."""
         with memoryview(tail)[filled:] as target:
             count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
         self._keep(ancillary, flags)
@@ -252,12 +257,12 @@ class Reader:
         self._filling = (message, tail, filled + count)
         return []
 
-    def _begin_tail(self, message: Call | Reply, fds: int, size: int, here: bytes, frames: list[Frame]) -> int:
-        """Take what is `here` of the bytes that follow an envelope; returns how many these were."""
+    def _begin_tail(self, message: WithBody, fds: int, size: int, here: bytes, frames: list[Frame]) -> int:
+        """Begin to collect the buffers of a message, of which `here` has arrived; returns how many bytes that is."""
         body = message.body
         expected = sum(abs(each) for each in body.sizes if not (body.segment and each >= SEGMENT_MIN))
         if expected != size or fds != bool(body.segment) or len(self._fds) < fds:
-            raise BadFrame(f"{self.peer} sent a frame whose parts do not add up")
+            raise BadFrame(f"{self.peer} sent a frame whose sizes do not add up")
         tail = bytearray(size)
         tail[: len(here)] = here
         if len(here) == size:
@@ -266,7 +271,7 @@ class Reader:
             self._filling = (message, tail, len(here))
         return len(here)
 
-    def _finish(self, message: Call | Reply, tail: bytearray) -> Frame:
+    def _finish(self, message: WithBody, tail: bytearray) -> Frame:
         self._filling = None
         body, at, view = message.body, 0, memoryview(tail)
         pickled: bytes | memoryview = body.pickled
@@ -274,7 +279,7 @@ class Reader:
         mapped: list[memoryview] = []
         if body.segment:
             freed, number = self.freed, body.segment
-            mapped = borrow(
+            mapped = map_received(
                 self._fds.popleft(), [s for s in body.sizes if s >= SEGMENT_MIN], lambda: freed.append(number)
             )
         for size in body.sizes:

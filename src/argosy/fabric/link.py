@@ -1,12 +1,12 @@
 """Framed messages and descriptors over Unix sockets, between processes of one user.
 
-A frame is eight bytes (payload length, number of descriptors) and a msgpack payload; descriptors travel
-as SCM_RIGHTS beside its first byte. Sockets never block: `send` queues what does not fit, `receive`
-returns what is complete, `wait` is the only call that sleeps, and it takes a deadline.
+A frame is eight bytes (payload length, number of descriptors) and a msgpack payload; descriptors travel as
+SCM_RIGHTS with its first byte. Sockets never block: `send` queues what does not fit, `receive` returns complete
+messages, and `wait`, the only method that sleeps, takes a deadline.
 
 L1  A peer of another user is refused before a byte is read.
-L2  Bytes that are no frame of the expected type end the link, and nothing else.
-L3  Neither a frame nor the queue of unsent frames grows beyond its bound.
+L2  Bytes that are not a frame of the expected type end the link, and affect nothing else.
+L3  The size of a frame and the queue of unsent frames are bounded.
 """
 
 import array
@@ -37,11 +37,11 @@ _BATCH = 64
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
 _spare: int | None = None
-"""A descriptor that is given up when there is no other, to turn a peer away."""
+"""A reserved descriptor: when no other is left, it is closed to accept and refuse a peer."""
 
 
 class BadFrame(ArgosyError):
-    """The peer sent something that is no message of this link."""
+    """The peer sent bytes that are not a message of this link."""
 
 
 class Link(Generic[Message]):
@@ -63,7 +63,7 @@ class Link(Generic[Message]):
 
     @property
     def peer_pid(self) -> int:
-        """The process that connected (for a listener's child socket) or listens."""
+        """The process at the other end."""
         return peer_credentials(self._sock)[0]
 
     @property
@@ -71,7 +71,7 @@ class Link(Generic[Message]):
         return bool(self._unsent)
 
     def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Queue `message` and send what the socket takes now; descriptors are duplicated.
+        """Queue `message` and send what the socket accepts now; descriptors are duplicated.
 
         Raises:
             PeerLost: the peer is gone, or reads so slowly that the queue reached its bound.
@@ -80,14 +80,14 @@ class Link(Generic[Message]):
         self.flush()
 
     def queue(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Send `message` with the next `flush`: many small ones then cost one call.
+        """Send `message` with the next `flush`, so that many small messages cost one system call.
 
         Raises:
             PeerLost: the peer reads so slowly that the queue reached its bound.
         """
         payload = _encoder.encode(message)
         if len(payload) > FRAME_BYTES_MAX:
-            raise ValueError(f"a frame holds {FRAME_BYTES_MAX} bytes at most: {len(payload)}")
+            raise ValueError(f"a frame holds at most {FRAME_BYTES_MAX} bytes: {len(payload)}")
         if self._unsent_bytes + len(payload) > UNSENT_BYTES_MAX:
             raise PeerLost(self.peer, f"it reads too slowly, {self._unsent_bytes} bytes unsent")
         frame = _HEADER.pack(len(payload), len(fds)) + payload
@@ -116,11 +116,11 @@ class Link(Generic[Message]):
                 sent -= min(sent, len(data))
 
     def receive(self) -> list[tuple[Message, list[int]]]:
-        """Return the messages that are complete, with their descriptors, which the caller owns.
+        """Return the complete messages with their descriptors, which the caller then owns.
 
         Raises:
-            PeerLost: the peer closed the connection and everything it sent was returned before.
-            BadFrame: the bytes are no message of this link (L2).
+            PeerLost: the peer closed the connection, and everything it sent was returned before.
+            BadFrame: the bytes are not a message of this link (L2).
         """
         closed = self._fill()
         while (message := self._next()) is not None:
@@ -132,10 +132,10 @@ class Link(Generic[Message]):
         return messages
 
     def wait(self, timeout_s: float) -> tuple[Message, list[int]]:
-        """Block until one message is there, sending what is queued meanwhile.
+        """Block until a message arrives, and send what is queued meanwhile.
 
         Raises:
-            DeadlinePassed: nothing came within `timeout_s`.
+            DeadlinePassed: nothing arrived within `timeout_s`.
             PeerLost, BadFrame: as `receive`.
         """
         deadline = time.monotonic() + timeout_s
@@ -152,24 +152,20 @@ class Link(Generic[Message]):
 
     @property
     def has_messages(self) -> bool:
-        """Whether messages came with one that was waited for: no poll will tell."""
+        """Whether `wait` has left messages for `receive`: the socket does not poll as readable for them."""
         return bool(self._ready)
 
     def forget(self) -> None:
-        """Let go of the descriptors without closing them: a forked child has closed or never owned them."""
+        """Drop the descriptors without closing them: a forked child has closed them or never owned them."""
         self._sock.detach()
         self._received_fds.clear()
         self._unsent.clear()
         self._ready.clear()
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not handed over."""
+        """Close the socket and every descriptor that the caller does not own yet."""
         self._sock.close()
-        for fds in [
-            [*self._received_fds],
-            *(fds for _, fds in self._unsent),
-            *(fds for _, fds in self._ready),
-        ]:
+        for fds in [self._received_fds, *(fds for _, fds in self._unsent), *(fds for _, fds in self._ready)]:
             for fd in fds:
                 os.close(fd)
         self._received_fds.clear()
@@ -177,8 +173,8 @@ class Link(Generic[Message]):
         self._ready.clear()
 
     def _fill(self) -> bool:
-        """Read what the socket holds; True if the peer closed."""
-        for _ in range(64):  # A bound on one peer's turn; the rest is read at the next one.
+        """Read what the socket holds; True if the peer closed the connection."""
+        for _ in range(64):  # Bounds the turn of one peer; the rest is read in the next turn.
             try:
                 data, ancillary, flags, _ = self._sock.recvmsg(_RECEIVE_BYTES, socket.CMSG_SPACE(4 * FDS_MAX))
             except BlockingIOError:
@@ -215,18 +211,25 @@ class Link(Generic[Message]):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             for fd in fds:
                 os.close(fd)
-            raise BadFrame(f"{self.peer} sent no message that is expected here: {error}") from None
+            raise BadFrame(f"{self.peer} sent an unexpected message: {error}") from None
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """The pid and user id of the process at the other end."""
+    """Return the pid and user id of the process at the other end."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
+def enlarge_buffers(sock: socket.socket) -> None:
+    """Give a socket room for large messages, as far as the kernel allows."""
+    with contextlib.suppress(OSError):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+
+
 def listen(path: Path) -> socket.socket:
-    """Listen at `path`, replacing a socket that nobody answers any more; only the owner may connect."""
+    """Listen at `path`, replacing a stale socket; only the owner may connect."""
     global _spare
     if _spare is None:
         _spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -240,17 +243,17 @@ def listen(path: Path) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Take one waiting connection; None if there is none or its user is another one (L1).
+    """Accept one connection; None if there is none, or if it is another user's (L1).
 
     Raises:
-        OSError: no descriptor is left; the peer was turned away, so that it does not wait.
+        OSError: no descriptor is left; the peer was refused, so that it does not wait.
     """
     try:
         sock, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
         return None
     except OSError:
-        _turn_away(listener)
+        _refuse(listener)
         raise
     if peer_credentials(sock)[1] != os.getuid():
         sock.close()
@@ -258,8 +261,8 @@ def accept(listener: socket.socket) -> socket.socket | None:
     return sock
 
 
-def _turn_away(listener: socket.socket) -> None:
-    """Accept and close, with the descriptor that is kept for this."""
+def _refuse(listener: socket.socket) -> None:
+    """Accept and close a connection, by means of the reserved descriptor."""
     global _spare
     if _spare is not None:
         os.close(_spare)
@@ -276,7 +279,7 @@ def connect(
     """Connect to the listener at `path`.
 
     Raises:
-        PeerLost: nobody listens there, or another user does.
+        PeerLost: nothing listens there, or another user does.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)

@@ -1,4 +1,4 @@
-"""Where Argosy keeps what does not belong to a run: sockets, rings, the index of runs, caches. Directories at large."""
+"""The directories of Argosy that belong to no run: sockets, rings, the index of runs, caches."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ SOCKET_PATH_MAX = 107
 
 @cache
 def build_id() -> str:
-    """The version, and for a source tree a digest of its files: daemons of older code are not reused."""
+    """The version, and in a source tree a digest of its files: daemons of other code are not reused."""
     package = Path(argosy.__file__).parent
     if "site-packages" in package.parts or "dist-packages" in package.parts:
         return argosy.__version__
@@ -28,7 +28,7 @@ def runtime_dir() -> Path:
     """The private directory of this user's daemons, made if missing: `/tmp/argosy-$UID/<allocation>-<version>`.
 
     Raises:
-        ConfigError: it belongs to somebody else, is open to others, or is too long for a socket.
+        ConfigError: it belongs to another user, or its path is too long for a socket.
     """
     given = os.environ.get("ARGOSY_RUNTIME_DIR")
     allocation = os.environ.get("SLURM_JOB_ID", "local")
@@ -52,7 +52,7 @@ def runtime_dir() -> Path:
 
 
 def shared_memory_path(runtime: Path) -> Path:
-    """Where this runtime's shared-memory files are, if there are any."""
+    """The directory of this runtime's shared-memory files, whether it exists or not."""
     digest = hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()
     return Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")) / f"argosy-{os.getuid()}-{digest}"
 
@@ -67,17 +67,17 @@ def shared_memory_dir(runtime: Path) -> Path:
 
 
 def state_dir() -> Path:
-    """Where the index of runs lives."""
+    """The directory of the index of runs."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "argosy"
 
 
 def cache_dir() -> Path:
-    """What can be thrown away at any time."""
+    """A directory for files that may be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "argosy"
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the file names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,6 @@
-"""Python objects on a link: plain data by marshal, which is half the work, all else by pickle protocol 5.
+"""Python objects on a link: plain data by marshal, which costs half, everything else by pickle protocol 5.
 
-Code goes by cloudpickle, arrays and tensors out of band without a copy.
-
+Code goes through cloudpickle; arrays and tensors travel as buffers without a copy.
 Only for links between processes of one user, whose credentials were checked before a byte was read.
 """
 
@@ -17,19 +16,19 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 from argosy.core import ConfigError
 
 IN_BAND_MAX = 4096
-"""Smaller buffers are cheaper as part of the pickle."""
+"""Buffers up to this size are cheaper inside the pickle."""
 _SCALARS = frozenset({int, float, str, bytes, bool, type(None)})
 _CONTAINERS = frozenset({tuple, list, dict})
 _PARTS_MAX = 10_000
 _MARSHAL = 4
 _PICKLE = 0x80
-"""The first byte of every pickle, and of no marshalled value."""
+"""The first byte of every pickle; no marshalled value begins with it."""
 _NO_BUFFERS: list[memoryview] = []
 _CloudPickler: Any = cast(Any, cloudpickle).Pickler
 
 
 class _Pickler(_CloudPickler):
-    """Takes functions and classes of `__main__` by value, and tensors as buffers."""
+    """Pickles functions and classes of `__main__` by value, and tensors as buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = cast(Any, sys.modules.get("torch"))
@@ -42,10 +41,10 @@ class _Pickler(_CloudPickler):
 
 
 def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryview]]:
-    """Pickle a value; returns the pickle and the buffers that go beside it, none if `in_band`.
+    """Pickle a value; returns the pickle and its out-of-band buffers (none if `in_band`).
 
     Raises:
-        ConfigError: some part cannot be pickled; the message says which, and why.
+        ConfigError: some part cannot be pickled; the message names it and says why.
     """
     if type(value) in _SCALARS or _is_plain(value, 3):
         return marshal.dumps(cast(Any, value), _MARSHAL), _NO_BUFFERS
@@ -70,14 +69,14 @@ def dump(value: object, *, in_band: bool = False) -> tuple[bytes, list[memoryvie
 
 
 def load(pickled: bytes | memoryview, buffers: Iterable[object] = ()) -> Any:
-    """Rebuild what `dump` took apart; arrays use the buffers as their memory."""
+    """Unpickle the result of `dump`; arrays use the buffers as their memory."""
     if pickled[0] != _PICKLE:
         return marshal.loads(pickled)
     return pickle.loads(pickled, buffers=cast(Any, buffers)) if buffers else pickle.loads(pickled)
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether plain pickle gives the same bytes: nothing in it could be a user's class or an array."""
+    """Whether a value consists of scalars and small containers alone, without a user's class or an array."""
     kind = cast("type[object]", type(value))
     if kind in _SCALARS:
         return True
@@ -87,14 +86,14 @@ def _is_plain(value: Any, depth: int) -> bool:
         return True
     if kind is dict:
         value = (*value, *value.values())
-    for item in value:  # noqa: SIM110 - a loop, not all(): this is done for every call.
+    for item in value:  # noqa: SIM110 - all() is slower, and every call comes here.
         if type(item) not in _SCALARS and not _is_plain(item, depth - 1):
             return False
     return True
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
-    """A dense CPU tensor as one buffer; None for every other kind, which torch pickles itself."""
+    """Reduce a dense CPU tensor to one buffer; None for every other kind, which torch pickles itself."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
         return None
     plain = tensor.detach().contiguous().resolve_neg()
@@ -152,7 +151,7 @@ def _drop(_: pickle.PickleBuffer) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """What a value is made of, named."""
+    """Yield the parts of a value with their names."""
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value)
         yield from ((f"[{key!r}]", part) for key, part in list(pairs.items())[:_PARTS_MAX])

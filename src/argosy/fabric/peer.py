@@ -1,7 +1,7 @@
-"""The calling end of links to ranks: a socket per rank, shared by all threads of the process.
+"""The calling end of a link to a rank: one socket, shared by all threads of the process.
 
-The thread that waits for a reply reads it itself; while it does, it settles what it reads for others. A call that
-cannot be sent at once reads replies meanwhile, so that two ends that both send never wait for each other.
+The thread that waits for a reply reads the socket itself, and settles the replies for other threads that it reads. A
+call that cannot be sent at once reads replies meanwhile, so that two ends that both send never wait for each other.
 """
 
 import contextlib
@@ -17,126 +17,133 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
-from argosy.fabric.calls import Caller, Gone, Oracle
-from argosy.fabric.door import ask_busy, tell_cancel
-from argosy.fabric.frames import STALE, Call, Frame, Hello, Parcel, Reader, pack, send_some
-from argosy.fabric.frames import Reply as ReplyFrame
-from argosy.fabric.late import LateCalls, on_event_loop
-from argosy.fabric.link import BadFrame, peer_credentials
-from argosy.fabric.segments import ours
-from argosy.fabric.ticket import Ticket, context
+from argosy.fabric.calls import AskFate, Caller, Gone
+from argosy.fabric.control_socket import explain_silence, send_cancel
+from argosy.fabric.deferred_calls import DeferredCalls, on_event_loop
+from argosy.fabric.frames import STALE, Call, Frame, FrameReader, Greeting, PackedValue, ReplyFrame, pack, send_some
+from argosy.fabric.link import BadFrame, enlarge_buffers, peer_credentials
+from argosy.fabric.pending_call import PendingCall, context
+from argosy.fabric.segments import own_segments
 
 if TYPE_CHECKING:
     import asyncio
 
 CAUSE_S = 2.0
-"""How long a caller waits to hear why its peer is gone."""
+"""How long a caller waits to learn why its peer is gone."""
 START_S = 300.0
 """How long a call without a deadline waits for a rank that does not listen yet."""
 _SILENCE_S = 1.0
-"""After this long without an answer somebody asks whether the peer still lives."""
+"""After so long without an answer the caller checks whether the peer still lives."""
 _SLOW_S = 60.0
 
 
 class Peer:
-    """One rank as this process calls it, at the same address through all of its generations."""
+    """A rank as this process calls it; all of its generations have the same address."""
 
-    def __init__(self, path: Path, name: str, oracle: Oracle) -> None:
-        self.path, self.name, self.oracle = path, name, oracle
-        self.caller: Caller[Ticket] = Caller()
+    def __init__(self, path: Path, name: str, ask_fate: AskFate) -> None:
+        self.path, self.name, self.ask_fate = path, name, ask_fate
+        self.caller: Caller[PendingCall] = Caller()
         self.sock: socket.socket | None = None
         self._lock = threading.RLock()
-        """Guards caller and socket, and is held while a frame is sent."""
+        """Guards the caller and the socket, and is held while a frame is sent."""
         self._reading = threading.Lock()
         self._settled = threading.Condition(threading.Lock())
         self._waiters = 0
-        self._reader = Reader(name)
+        self._reader = FrameReader(name)
         self._poll = select.poll()
         self._unsent: list[bytes | memoryview] = []
         self._link = 0
         self._link_pid = 0
-        self._late = LateCalls()
+        self._deferred = DeferredCalls()
         self._watched: dict[asyncio.AbstractEventLoop, int] = {}
 
     # --- calling
 
-    def call(self, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> Ticket:
-        """Send a call; its outcome is the ticket's, also if it could not even be sent."""
-        ticket = Ticket(self)
-        if self._late and on_event_loop():
-            self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+    def call(self, packed: PackedValue, actor: str, method: str, deadline: float, wanted: bool) -> PendingCall:
+        """Send a call and return it; a failure to send becomes its outcome."""
+        pending = PendingCall(self)
+        if self._deferred and on_event_loop():
+            self._defer(pending, packed, actor, method, deadline, wanted)
         else:
-            self._call(ticket, parcel, actor, method, deadline, wanted)
-        return ticket
+            self._call(pending, packed, actor, method, deadline, wanted)
+        return pending
 
-    def _call(self, ticket: Ticket, parcel: Parcel, actor: str, method: str, deadline: float, wanted: bool) -> None:
-        """Send a call on an open link, or have a thread do it where waiting for one would stop an event loop."""
-        lock, caller, body, chain = self._lock, self.caller, parcel.body, context.doing.chain
+    def _defer(
+        self, pending: PendingCall, packed: PackedValue, actor: str, method: str, deadline: float, wanted: bool
+    ) -> None:
+        self._deferred.add(partial(self._call, pending, packed, actor, method, deadline, wanted), pending, wanted)
+
+    def _call(
+        self, pending: PendingCall, packed: PackedValue, actor: str, method: str, deadline: float, wanted: bool
+    ) -> None:
+        """Send a call; where that would block an event loop, defer it to a thread."""
+        lock, caller, body, chain = self._lock, self.caller, packed.body, context.call.chain
         # Another thread may be sending to a rank that does not read.
         if not lock.acquire(False):
             if on_event_loop():
-                self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+                self._defer(pending, packed, actor, method, deadline, wanted)
                 return
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
-                ticket.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=self.busy()))
+                why = self.explain_silence()
+                pending.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=why))
                 return
         try:
             while True:
                 sock = self.sock
                 if sock is None or caller.is_full:
-                    if self._prepare(deadline):
+                    if self._ensure_link(deadline):
                         continue
-                    self._late.add(partial(self._call, ticket, parcel, actor, method, deadline, wanted), ticket, wanted)
+                    self._defer(pending, packed, actor, method, deadline, wanted)
                     return
-                if ticket.late and not self._late.claim(ticket):
+                if pending.deferred and not self._deferred.claim(pending):
                     return
-                ticket.number = number = caller.begin(ticket, deadline)
+                pending.number = number = caller.begin(pending)
                 if self.sock is not sock and caller.give_up(number) is not None:
-                    continue  # A reader lost the link before it could see this call.
+                    continue  # A reader dropped the link before it could see this call.
                 freed = self._reader.take_freed() if self._reader.freed else ()
                 call = Call(number, caller.generation, actor, method, body, deadline, chain, wanted, freed)
-                # Who is gone takes nothing: then this call is for the next generation.
-                if self._send(call, parcel):
+                # If the rank is gone, nothing was sent: the call goes to the next generation.
+                if self._send(call, packed):
                     break
             if not wanted:
                 caller.give_up(number)
         except ArgosyError as error:
-            if not ticket.late or self._late.claim(ticket):
-                ticket.settle(None, error)
+            if not pending.deferred or self._deferred.claim(pending):
+                pending.settle(None, error)
         finally:
             lock.release()
 
-    def _prepare(self, deadline: float) -> bool:
-        """Have a link that takes a call, waiting for it; False if an event loop would have to."""
+    def _ensure_link(self, deadline: float) -> bool:
+        """Wait until a link can take a call; False where that would block an event loop."""
         if on_event_loop():
             return self.sock is None and self._connect()
         if self.sock is None:
             self._open(deadline)
         else:
-            self._make_room(deadline)
+            self._wait_for_slot(deadline)
         return True
 
-    def wait(self, ticket: Ticket, until: float) -> bool:
-        """Wait for a call's outcome; False if it is not there at `until` (0 for ever)."""
+    def wait(self, pending: PendingCall, until: float) -> bool:
+        """Wait for a call's outcome; False if there is none at `until` (0: wait for ever)."""
         asked_at = 0.0
-        while not ticket.done:
+        while not pending.done:
             left = until - time.monotonic() if until else _SILENCE_S
             if left <= 0:
                 return False
-            if not self._pump(min(left, _SILENCE_S), ticket) and not ticket.done and left >= _SILENCE_S:
-                self._check_fate()
-                asked_at = self._say_who_is_slow(asked_at)
+            if not self._read_or_wait(min(left, _SILENCE_S), pending) and not pending.done and left >= _SILENCE_S:
+                self.check_alive()
+                asked_at = self._report_slow(asked_at)
         return True
 
-    def _pump(self, timeout_s: float, ticket: Ticket | None) -> bool:
-        """Read once, or wait for whoever reads; False if nothing came within the time."""
-        if (host := context.doing.host) is not None and (sock := self.sock) is not None:
-            if not host.serve_while_waiting(sock.fileno(), select.POLLIN, timeout_s, ticket):
+    def _read_or_wait(self, timeout_s: float, pending: PendingCall | None) -> bool:
+        """Read once, or wait for the thread that reads; False if nothing arrived in time."""
+        if (server := context.call.server) is not None and (sock := self.sock) is not None:
+            if not server.serve_while_waiting(sock.fileno(), select.POLLIN, timeout_s, pending):
                 return False
             timeout_s = 0.0
         if self._reading.acquire(blocking=False):
             try:
-                return (ticket is not None and ticket.done) or self._hear(timeout_s)
+                return (pending is not None and pending.done) or self._read_replies(timeout_s)
             finally:
                 self._reading.release()
                 if self._waiters:
@@ -144,49 +151,45 @@ class Peer:
                         self._settled.notify_all()
         with self._settled:
             self._waiters += 1
-            if ticket is None or not ticket.done:
+            if pending is None or not pending.done:
                 self._settled.wait(min(timeout_s, 0.05))
             self._waiters -= 1
         return True
 
-    def cancel(self, ticket: Ticket, error: ArgosyError) -> bool:
-        """Give a call up, and tell the callee; False if it was settled before."""
-        if ticket.late and self._late.withdraw(ticket, error):
+    def cancel(self, pending: PendingCall, error: ArgosyError) -> bool:
+        """Settle a call with `error` and tell the callee; False if it was settled before."""
+        if pending.deferred and self._deferred.withdraw(pending, error):
             return True
-        link = self._link  # Without the lock: whoever holds it may wait for this very call.
-        if self.caller.give_up(ticket.number) is not ticket:
+        link = self._link  # Without the lock: its holder may wait for this very call.
+        if self.caller.give_up(pending.number) is not pending:
             return False
-        ticket.settle(None, error)
-        tell_cancel(self.path, link, ticket.number)
+        pending.settle(None, error)
+        send_cancel(self.path, link, pending.number)
         return True
 
-    def busy(self) -> str:
-        """One clause about what keeps the rank from answering."""
-        return ask_busy(self.path, self.name)
+    def explain_silence(self) -> str:
+        """Say in one clause why the rank does not answer."""
+        return explain_silence(self.path, self.name)
 
-    def poke(self) -> None:
-        """Read what is there without waiting, unless somebody reads already: for event loops."""
+    def read_now(self) -> None:
+        """Read what has arrived, without blocking, unless another thread reads already."""
         if self._reading.acquire(blocking=False):
             try:
-                self._hear(0.0)
+                self._read_replies(0.0)
             finally:
                 self._reading.release()
 
-    def check(self) -> None:
-        """After a silence: whether the rank still lives."""
-        self._check_fate()
-
     def watch(self, loop: "asyncio.AbstractEventLoop") -> socket.socket | None:
-        """Let an event loop read for whoever awaits a reply there; returns what `unwatch` wants back."""
+        """Let an event loop read replies while a coroutine awaits one; returns the argument of `unwatch`."""
         sock = self.sock
         if sock is None or sock.fileno() < 0:
             return None
         self._watched[loop] = self._watched.get(loop, 0) + 1
-        loop.add_reader(sock, self.poke)
+        loop.add_reader(sock, self.read_now)
         return sock
 
     def unwatch(self, loop: "asyncio.AbstractEventLoop", sock: socket.socket | None) -> None:
-        """One reply is awaited less."""
+        """Undo one `watch`."""
         if sock is None or sock is not self.sock or loop not in self._watched:
             return
         self._watched[loop] -= 1
@@ -195,34 +198,39 @@ class Peer:
             loop.remove_reader(sock)
 
     def close(self, cause: str) -> None:
-        """End the link; calls in flight are lost."""
-        self._lose(self.sock, cause)
+        """Close the link; calls in flight are lost."""
+        self._drop_link(self.sock, cause)
 
     def forget(self) -> None:
         """In a forked child: the link is the parent's."""
         if self.sock is not None:
             self.sock.close()
-        self.__init__(self.path, self.name, self.oracle)
+        self.__init__(self.path, self.name, self.ask_fate)
 
     # --- the link
 
     def _open(self, deadline: float) -> None:
-        """Connect, waiting for a rank that is about to come."""
+        """Connect, waiting for a rank that is starting.
+
+        Raises:
+            PeerLost: the rank is gone and gets no replacement.
+            DeadlinePassed: it did not listen in time.
+        """
         began = time.monotonic()
         patience = deadline or began + START_S
         while not self._connect():
-            fate = self.oracle(-1)
+            fate = self.ask_fate(-1)
             if isinstance(fate, Gone) and not fate.replaced:
                 raise PeerLost(self.name, fate.cause)
             if time.monotonic() > patience:
-                raise DeadlinePassed(f"{self.name} to listen", START_S, hint="its log may say what it does")
+                raise DeadlinePassed(f"{self.name} to listen", START_S, hint="look at its log")
             time.sleep(_pause(began))
 
     def _connect(self) -> bool:
-        """Connect if somebody listens.
+        """Connect; False if nothing listens.
 
         Raises:
-            PeerLost: it is another user.
+            PeerLost: another user listens there.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -235,37 +243,35 @@ class Peer:
         if owner != os.getuid():
             sock.close()
             raise PeerLost(self.name, f"{self.path} belongs to user {owner}, not to you")
-        with contextlib.suppress(OSError):
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+        enlarge_buffers(sock)
         self._link_pid = pid
-        self._reader = Reader(self.name)
+        self._reader = FrameReader(self.name)
         self._unsent = []
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self.sock = sock
         return True
 
-    def _send(self, message: Call, parcel: Parcel | None) -> bool:
-        """Send a frame whole; if the socket is full, hear replies until it is not.
+    def _send(self, message: Call, packed: PackedValue | None) -> bool:
+        """Send a whole frame, reading replies while the socket is full.
 
-        Returns False if the link was gone before any of it was sent: the call can be made again.
+        Returns False if the link was gone before anything was sent: the call can be made again.
         """
-        parts, fds = pack(message, parcel)
+        parts, fds = pack(message, packed)
         sock = self.sock
         if sock is None:
-            return True  # Lost together with this call.
+            return True  # The call was lost with the link.
         try:
             if not self._unsent and send_some(sock, parts, fds):
                 return True
         except OSError:
             again = self.caller.give_up(message.id) is not None
-            self._lose(sock)
+            self._drop_link(sock)
             return not again
         try:
             self._send_slowly(sock, parts, fds, message.deadline)
         except OSError:
-            self._lose(sock)
+            self._drop_link(sock)
         return True
 
     def _send_slowly(
@@ -282,47 +288,43 @@ class Peer:
                 self._unsent, begun = parts, True
                 continue
             if deadline and time.monotonic() > deadline:
-                return  # What is left of the frame goes before the next one; nobody waits for its answer.
-            self._await_room(sock)
+                return  # The rest of the frame is sent before the next one; nobody waits for its answer.
+            self._wait_writable(sock)
             if self.sock is not sock:
                 return
 
-    def _await_room(self, sock: socket.socket) -> None:
-        if (host := context.doing.host) is not None:
-            host.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S, None)
+    def _wait_writable(self, sock: socket.socket) -> None:
+        if (server := context.call.server) is not None:
+            server.serve_while_waiting(sock.fileno(), select.POLLIN | select.POLLOUT, _SILENCE_S, None)
         else:
             poller = select.poll()
             poller.register(sock, select.POLLIN | select.POLLOUT)
             poller.poll(_SILENCE_S * 1000)
-        if self._reading.acquire(blocking=False):
-            try:
-                self._hear(0.0)
-            finally:
-                self._reading.release()
+        self.read_now()
 
-    def _make_room(self, deadline: float) -> None:
+    def _wait_for_slot(self, deadline: float) -> None:
         """Wait until fewer calls are in flight."""
         if deadline and time.monotonic() > deadline:
             raise DeadlinePassed(
-                f"room for a call to {self.name}, with {len(self.caller)} unanswered", 0.0, hint=self.busy()
+                f"room for a call to {self.name}, with {len(self.caller)} unanswered", 0.0, hint=self.explain_silence()
             )
         sock = self.sock
         if sock is None:
             self._open(deadline)
             return
         if self._unsent:
-            self._await_room(sock)
+            self._wait_writable(sock)
             with contextlib.suppress(OSError):
                 send_some(sock, self._unsent, ())
-        elif not self._pump(_SILENCE_S, None):
-            self._check_fate()
+        elif not self._read_or_wait(_SILENCE_S, None):
+            self.check_alive()
 
-    def _hear(self, timeout_s: float) -> bool:
-        """Wait for bytes and settle what they answer; False if nothing came. The caller holds `_reading`."""
+    def _read_replies(self, timeout_s: float) -> bool:
+        """Wait for bytes and settle the calls that they answer; False if none arrived. The caller holds `_reading`."""
         sock = self.sock
         if sock is None:
             return True
-        if not self._poll.poll(timeout_s * 1000):  # Not in `recv`: an interrupt there would tear the link.
+        if not self._poll.poll(timeout_s * 1000):  # Not in `recv`: an interrupt there would lose bytes.
             return False
         try:
             frames = self._reader.read(sock)
@@ -331,13 +333,13 @@ class Peer:
         except OSError:
             frames = None
         except BadFrame as error:
-            self._lose(sock, str(error))
+            self._drop_link(sock, str(error))
             return True
-        except BaseException:  # An interrupt between reading and remembering: the stream is torn.
-            self._lose(sock, "an interrupt tore the link")
+        except BaseException:  # An interrupt while reading: bytes may be lost.
+            self._drop_link(sock, "an interrupt broke the link")
             raise
         if frames is None:
-            self._lose(sock)
+            self._drop_link(sock)
             return True
         if self._unsent and self._lock.acquire(blocking=False):
             try:
@@ -353,21 +355,21 @@ class Peer:
         message = frame.message
         if isinstance(message, ReplyFrame):
             for number in message.freed:
-                ours.returned(number)
-            ticket = self.caller.answered(message.generation, message.id)
-            if ticket is None:
+                own_segments.returned(number)
+            pending = self.caller.answered(message.generation, message.id)
+            if pending is None:
                 return
             if message.kind == STALE:
-                ticket.settle(None, PeerLost(self.name, "it was replaced"))
+                pending.settle(None, PeerLost(self.name, "it was replaced"))
             else:
-                ticket.settle(frame, None)
-        elif isinstance(message, Hello):
+                pending.settle(frame, None)
+        elif isinstance(message, Greeting):
             self._link = message.link
             if not self.caller.greeted(message.generation):
-                self._lose(sock, "an old generation answered")
+                self._drop_link(sock, "an old generation answered")
 
-    def _lose(self, sock: socket.socket | None, cause: str = "") -> None:
-        """The link is gone: settle all calls on it. Without a `cause` whoever knows is asked."""
+    def _drop_link(self, sock: socket.socket | None, cause: str = "") -> None:
+        """Close the link and settle all calls on it; without a `cause`, ask for it first."""
         if sock is None or self.sock is not sock:
             return
         self.sock = None
@@ -377,55 +379,55 @@ class Peer:
             loop.remove_reader(sock)
         self._watched.clear()
         with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)  # Wakes whoever waits for it.
+            sock.shutdown(socket.SHUT_RDWR)  # Wakes the threads that wait for it.
         sock.close()
         if cause or not on_event_loop():
             self._settle_lost(lost, generation, cause)
         else:
-            words = (lost, generation, cause)
-            threading.Thread(target=self._settle_lost, args=words, name="argosy lost calls", daemon=True).start()
+            arguments = (lost, generation, cause)
+            threading.Thread(target=self._settle_lost, args=arguments, name="argosy lost calls", daemon=True).start()
 
-    def _settle_lost(self, lost: Sequence[Ticket], generation: int, cause: str) -> None:
+    def _settle_lost(self, lost: Sequence[PendingCall], generation: int, cause: str) -> None:
         why = cause or self._cause(generation)
-        for ticket in lost:
-            ticket.settle(None, PeerLost(self.name, why))
+        for pending in lost:
+            pending.settle(None, PeerLost(self.name, why))
         with self._settled:
             self._settled.notify_all()
 
     def _cause(self, generation: int) -> str:
-        """Ask why the peer is gone, for as long as it takes somebody to know."""
+        """Ask why the peer is gone until there is an answer, CAUSE_S at most."""
         began = time.monotonic()
         while time.monotonic() < began + CAUSE_S:
-            fate = self.oracle(generation)
+            fate = self.ask_fate(generation)
             if isinstance(fate, Gone):
                 self.caller.over(generation)
                 return fate.cause
             time.sleep(_pause(began))
         return "it closed the link"
 
-    def _check_fate(self) -> None:
-        """After a silence: whether a descendant of a dead rank keeps its socket open."""
+    def check_alive(self) -> None:
+        """After a silence, check whether the rank lives: a descendant of a dead rank may keep its socket open."""
         sock, generation = self.sock, self.caller.generation
-        fate = self.oracle(generation)
+        fate = self.ask_fate(generation)
         if isinstance(fate, Gone):
             self.caller.over(generation)
-            self._lose(sock, fate.cause)
+            self._drop_link(sock, fate.cause)
         elif generation < 0 and not _exists(self._link_pid):
-            self._lose(sock, "nobody listens any more")
+            self._drop_link(sock, "its process is gone")
 
-    def _say_who_is_slow(self, asked_at: float) -> float:
-        """Once, after a long silence, tell the user what the call waits for."""
+    def _report_slow(self, asked_at: float) -> float:
+        """After a long silence, tell the user once what the call waits for."""
         now = time.monotonic()
         if not asked_at:
             return now
         if asked_at > 0 and now - asked_at > _SLOW_S:
-            print(f"argosy: a call waits for {_SLOW_S:g} s: {self.busy()}", file=sys.stderr, flush=True)
+            print(f"argosy: a call has waited {_SLOW_S:g} s: {self.explain_silence()}", file=sys.stderr, flush=True)
             return -1.0
         return asked_at
 
 
 def _pause(began: float) -> float:
-    """How long to sleep between two looks: a twentieth of what has been waited for."""
+    """How long to sleep between two polls: a twentieth of the time waited so far."""
     return min(0.02, max(0.0002, (time.monotonic() - began) / 20))
 
 
@@ -435,5 +437,5 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        pass
     return True

@@ -1,11 +1,10 @@
-"""Large buffers between processes of one host: memory files, passed as descriptors, kept warm and used again.
+"""Large buffers between processes of one host: memory files, passed as descriptors and reused.
 
-The sender copies into a segment once, whoever receives it. A receiver maps it privately: it may write to what it
-got, and nobody else sees that. Memory that was touched before is many times cheaper than new memory, so a segment
-that came back is the next one's.
+The sender copies into a segment once, for any number of receivers. A receiver maps it privately: it may write to its
+copy, and nobody else sees that. Segments are reused because new memory costs many times more than touched memory.
 
-S1  A segment is filled again only after every receiver let go of it or of its link.
-S2  Nothing depends on segments coming back: one that does not is left to its receivers and forgotten.
+S1  A segment is filled again only after every receiver has released it or closed its link.
+S2  Nothing depends on the release: a segment that is never released is left to its receivers.
 """
 
 import mmap
@@ -15,15 +14,15 @@ import weakref
 from collections.abc import Callable, Sequence
 
 SEGMENT_MIN = 128 << 10
-"""Smaller buffers go through the socket."""
+"""Buffers smaller than this go through the socket."""
 IDLE_BYTES_MAX = 1 << 30
 LENT_MAX = 64
 _ALIGN = 64
 _ROUND = 1 << 20
 
 
-class Segment:
-    """One memory file and the sender's mapping of it."""
+class MemorySegment:
+    """A memory file and the sender's mapping of it."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
@@ -37,52 +36,53 @@ class Segment:
         self.map.close()
 
 
-class Segments:
-    """The segments that this process fills. Safe to use from several threads."""
+class SegmentPool:
+    """The segments that this process fills. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: dict[int, Segment] = {}
+        self._all: dict[int, MemorySegment] = {}
         self._count = 0
 
-    def fill(self, buffers: Sequence[memoryview], receivers: int) -> Segment:
+    def fill(self, buffers: Sequence[memoryview], receivers: int) -> MemorySegment:
         """Copy the buffers into one segment, which then belongs to that many receivers.
 
         Raises:
-            OSError: there is no memory or descriptor for one.
+            OSError: no memory or descriptor is left.
         """
         import numpy as np
 
-        segment = self._take(extent([buffer.nbytes for buffer in buffers])[1], receivers)
+        offsets, size = layout_buffers([buffer.nbytes for buffer in buffers])
+        segment = self._take(size, receivers)
         target = np.frombuffer(segment.map, dtype=np.uint8)
-        for offset, buffer in zip(extent([b.nbytes for b in buffers])[0], buffers, strict=True):
+        for offset, buffer in zip(offsets, buffers, strict=True):
             source = np.frombuffer(buffer, dtype=np.uint8)
-            np.copyto(target[offset : offset + source.size], source)  # Without the interpreter's lock.
+            np.copyto(target[offset : offset + source.size], source)  # Without the GIL.
         return segment
 
     def returned(self, number: int) -> None:
-        """One receiver has let go of a segment (S1)."""
+        """One receiver has released a segment (S1)."""
         with self._lock:
             segment = self._all.get(number)
             if segment is not None and segment.lent > 0:
                 segment.lent -= 1
             self._trim()
 
-    def _take(self, size: int, receivers: int) -> Segment:
+    def _take(self, size: int, receivers: int) -> MemorySegment:
         with self._lock:
             fitting = [s for s in self._all.values() if not s.lent and size <= s.size <= 4 * size + _ROUND]
             if fitting:
                 segment = self._all.pop(min(fitting, key=lambda s: s.size).number)
             else:
                 self._count += 1
-                segment = Segment(self._count, -(-size // _ROUND) * _ROUND)
-            self._all[segment.number] = segment  # The last is the one that was used last.
+                segment = MemorySegment(self._count, -(-size // _ROUND) * _ROUND)
+            self._all[segment.number] = segment  # Least recently used first.
             segment.lent = receivers
             self._trim()
             return segment
 
     def _trim(self) -> None:
-        """Forget the oldest: of the idle beyond their bytes, of the lent beyond their number (S2)."""
+        """Drop the oldest idle segments beyond IDLE_BYTES_MAX, and the oldest lent ones beyond LENT_MAX (S2)."""
         idle = [s for s in self._all.values() if not s.lent]
         while idle and sum(s.size for s in idle) > IDLE_BYTES_MAX:
             self._forget(idle.pop(0))
@@ -90,20 +90,19 @@ class Segments:
         for segment in lent[: max(0, len(lent) - LENT_MAX)]:
             self._forget(segment)
 
-    def _forget(self, segment: Segment) -> None:
+    def _forget(self, segment: MemorySegment) -> None:
         del self._all[segment.number]
         try:
             segment.close()
-        except BufferError:  # Being filled just now; its descriptor is closed, the mapping goes with its last user.
+        except BufferError:  # It is being filled; the mapping goes with its last user.
             return
 
 
-ours = Segments()
-"""Those that this process fills."""
+own_segments = SegmentPool()
 
 
-def extent(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where buffers of these sizes lie in a segment, and how long it must be."""
+def layout_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offsets of buffers of these sizes in a segment, and the length that they need."""
     offsets: list[int] = []
     end = 0
     for size in sizes:
@@ -112,12 +111,12 @@ def extent(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def borrow(fd: int, sizes: Sequence[int], on_free: Callable[[], None]) -> list[memoryview]:
-    """Map a segment that was received, as buffers of these sizes; closes `fd`.
+def map_received(fd: int, sizes: Sequence[int], on_free: Callable[[], None]) -> list[memoryview]:
+    """Map a received segment as buffers of these sizes; closes `fd`.
 
-    `on_free` is called when nothing uses them any more, from wherever the last use ended: it must not block.
+    `on_free` is called when nothing uses them any more, on whichever thread that happens: it must not block.
     """
-    offsets, size = extent(sizes)
+    offsets, size = layout_buffers(sizes)
     try:
         mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:

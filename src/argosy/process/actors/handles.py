@@ -11,7 +11,7 @@ from typing import Any, overload
 import msgspec
 
 from argosy.core import ConfigError, PeerLost
-from argosy.fabric import Parcel, Peer, Ticket, context, find_peer
+from argosy.fabric import PackedValue, Peer, PendingCall, context, find_peer
 from argosy.process.actors.fate import Chronicle, Gone
 from argosy.process.actors.host import marks, socket_path
 from argosy.process.actors.replies import Replies, Reply
@@ -179,21 +179,21 @@ class Actors:
                 hint="mark it with @argosy.endpoint(idempotent=True)",
             )
         deadline = time.monotonic() + options.deadline_s if options.deadline_s is not None else 0.0
-        outer = context.doing.deadline
+        outer = context.call.deadline
         if outer and (not deadline or outer < deadline):
             deadline = outer  # What is done for a call must not outlast it.
-        parcel = _parcel(self._name, method, args, kwargs, len(self._ranks))
+        packed = _packed(self._name, method, args, kwargs, len(self._ranks))
 
-        def send(rank: int) -> Ticket:
-            again = parcel if parcel.segment is None else Parcel((args, kwargs))
+        def send(rank: int) -> PendingCall:
+            again = packed if packed.segment is None else PackedValue((args, kwargs))
             return self._grid.peer(rank).call(again, self._name, method, deadline, options.reply)
 
         if self._peers is None:
             self._peers = [self._grid.peer(rank) for rank in self._ranks]
-        tickets = [peer.call(parcel, self._name, method, deadline, options.reply) for peer in self._peers]
+        pendings = [peer.call(packed, self._name, method, deadline, options.reply) for peer in self._peers]
         return [
-            Reply(rank, ticket, deadline, send, options.retry)
-            for rank, ticket in zip(self._ranks, tickets, strict=True)
+            Reply(rank, pending, deadline, send, options.retry)
+            for rank, pending in zip(self._ranks, pendings, strict=True)
         ]
 
 
@@ -201,11 +201,11 @@ class Actor(Actors):
     """An actor on one rank: calling an endpoint gives one reply."""
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._peers is None or self._options is not PLAINLY or context.doing.deadline:
+        if self._peers is None or self._options is not PLAINLY or context.call.deadline:
             return self._begin(method, args, kwargs)[0]
         # The common case, with as little between the caller and the socket as there can be.
-        ticket = self._peers[0].call(_parcel(self._name, method, args, kwargs, 1), self._name, method, 0.0, True)
-        reply: Reply[Any] = Reply(self._ranks[0], ticket, 0.0)
+        pending = self._peers[0].call(_packed(self._name, method, args, kwargs, 1), self._name, method, 0.0, True)
+        reply: Reply[Any] = Reply(self._ranks[0], pending, 0.0)
         return reply
 
 
@@ -225,9 +225,9 @@ def check_endpoints(kind: object) -> None:
         )
 
 
-def _parcel(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], receivers: int) -> Parcel:
+def _packed(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], receivers: int) -> PackedValue:
     try:
-        return Parcel((args, kwargs), receivers)
+        return PackedValue((args, kwargs), receivers)
     except ConfigError as error:
         error.add_note(f"calling {name or 'a function'}.{method}")
         raise

@@ -8,23 +8,22 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from argosy.core import ArgosyError, DeadlinePassed, PeerLost
-from argosy.fabric import CANCELLED, LATE, RAISED, Ticket, rebuild
-from argosy.fabric import Reply as ReplyFrame
+from argosy.fabric import CANCELLED, LATE, RAISED, PendingCall, ReplyFrame, rebuild
 
 T = TypeVar("T")
-Resend = Callable[[int], Ticket]
+Resend = Callable[[int], PendingCall]
 
 
 class Reply(Generic[T]):
     """The reply of one rank to one call."""
 
-    __slots__ = ("_began", "_deadline", "_resend", "_retries", "_ticket", "_value", "rank")
+    __slots__ = ("_began", "_deadline", "_pending", "_resend", "_retries", "_value", "rank")
 
     def __init__(
-        self, rank: int, ticket: Ticket, deadline: float, resend: Resend | None = None, retries: int = 0
+        self, rank: int, pending: PendingCall, deadline: float, resend: Resend | None = None, retries: int = 0
     ) -> None:
         self.rank = rank
-        self._ticket, self._deadline, self._resend, self._retries = ticket, deadline, resend, retries
+        self._pending, self._deadline, self._resend, self._retries = pending, deadline, resend, retries
         self._began = time.monotonic()
 
     def get(self, timeout_s: float | None = None) -> T:
@@ -37,7 +36,7 @@ class Reply(Generic[T]):
         """
         until = 0.0 if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            if not self._ticket.done:
+            if not self._pending.done:
                 self._wait(until)
             if not self._again():
                 return self._result()
@@ -45,11 +44,11 @@ class Reply(Generic[T]):
     @property
     def is_done(self) -> bool:
         """Whether `get` would return or raise at once."""
-        return self._ticket.done and not self._is_to_be_made_again
+        return self._pending.done and not self._is_to_be_made_again
 
     @property
     def _is_to_be_made_again(self) -> bool:
-        return bool(self._retries) and self._resend is not None and isinstance(self._ticket.error, PeerLost)
+        return bool(self._retries) and self._resend is not None and isinstance(self._pending.error, PeerLost)
 
     def _again(self) -> bool:
         """Make the call again, if its rank is lost and that is wanted."""
@@ -57,13 +56,13 @@ class Reply(Generic[T]):
             return False
         assert self._resend is not None
         self._retries -= 1
-        self._ticket = self._resend(self.rank)
+        self._pending = self._resend(self.rank)
         return True
 
     def cancel(self) -> bool:
         """Give the call up and stop it at the callee; False if it was over before."""
-        peer = self._ticket.peer
-        return peer.cancel(self._ticket, ArgosyError(f"the call to {peer.name} was cancelled by its caller"))
+        peer = self._pending.peer
+        return peer.cancel(self._pending, ArgosyError(f"the call to {peer.name} was cancelled by its caller"))
 
     def __await__(self) -> Generator[Any, None, T]:
         yield from self._settled().__await__()
@@ -72,10 +71,10 @@ class Reply(Generic[T]):
     # --- waiting
 
     def _wait(self, until: float) -> None:
-        ticket, deadline = self._ticket, self._deadline
+        pending, deadline = self._pending, self._deadline
         first = min(until or deadline, deadline or until)
         try:
-            if ticket.peer.wait(ticket, first):
+            if pending.peer.wait(pending, first):
                 return
         except BaseException:  # An interrupt: nobody waits any more, so nobody shall work for it.
             self.cancel()
@@ -83,23 +82,23 @@ class Reply(Generic[T]):
         if deadline and time.monotonic() >= deadline:
             self._expire()
         else:
-            raise DeadlinePassed(f"a reply of {ticket.peer.name}", until - self._began, hint="the call goes on")
+            raise DeadlinePassed(f"a reply of {pending.peer.name}", until - self._began, hint="the call goes on")
 
     def _expire(self) -> None:
-        peer = self._ticket.peer
-        hint = peer.busy()
+        peer = self._pending.peer
+        hint = peer.explain_silence()
         error = DeadlinePassed(f"a reply of {peer.name}", self._deadline - self._began, hint=hint)
         error.add_note(hint)
-        peer.cancel(self._ticket, error)
+        peer.cancel(self._pending, error)
 
     async def _settled(self) -> None:
-        """Wait on an event loop until the ticket is done."""
-        ticket, loop = self._ticket, asyncio.get_running_loop()
+        """Wait on an event loop until the pending is done."""
+        pending, loop = self._pending, asyncio.get_running_loop()
         done = asyncio.Event()
-        ticket.on_done = lambda: cast(None, loop.call_soon_threadsafe(done.set))
-        watched = ticket.peer.watch(loop)
+        pending.on_done = lambda: cast(None, loop.call_soon_threadsafe(done.set))
+        watched = pending.peer.watch(loop)
         try:
-            while not ticket.done:
+            while not pending.done:
                 left = self._deadline - time.monotonic() if self._deadline else 1.0
                 if left <= 0:
                     await asyncio.to_thread(self._expire)
@@ -107,34 +106,34 @@ class Reply(Generic[T]):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, 1.0)):
                         await done.wait()
-                if not ticket.done:
-                    ticket.peer.check()
-            if self._retries and isinstance(ticket.error, PeerLost):
+                if not pending.done:
+                    pending.peer.check_alive()
+            if self._retries and isinstance(pending.error, PeerLost):
                 with contextlib.suppress(Exception):  # What it raises, `get` raises again.
                     await asyncio.to_thread(self.get)  # Waits for the replacement.
         except asyncio.CancelledError:
             self.cancel()
             raise
         finally:
-            ticket.on_done = None  # The loop may be closed when somebody else settles it.
-            ticket.peer.unwatch(loop, watched)
+            pending.on_done = None  # The loop may be closed when somebody else settles it.
+            pending.peer.unwatch(loop, watched)
 
     def _result(self) -> T:
-        ticket = self._ticket
-        if ticket.error is not None:
-            raise ticket.error
-        frame = ticket.frame
+        pending = self._pending
+        if pending.error is not None:
+            raise pending.error
+        frame = pending.frame
         assert frame is not None
         assert isinstance(frame.message, ReplyFrame)
         kind = frame.message.kind
         if kind == LATE:
-            raise DeadlinePassed(f"the turn of a call to {ticket.peer.name}", self._deadline - self._began)
+            raise DeadlinePassed(f"the turn of a call to {pending.peer.name}", self._deadline - self._began)
         if kind == CANCELLED:
-            raise ArgosyError(f"the call to {ticket.peer.name} was cancelled")
+            raise ArgosyError(f"the call to {pending.peer.name} was cancelled")
         if not frame.taken:
             self._value: Any = frame.take()
         if kind == RAISED:
-            raise rebuild(self._value, ticket.peer.name)
+            raise rebuild(self._value, pending.peer.name)
         return self._value
 
 
@@ -230,8 +229,8 @@ def _wait_for_any(replies: Sequence[Reply[Any]]) -> None:
     """Wait until bytes came for one of them, or a second has passed, and read; calls of lost ranks are made again."""
     for reply in replies:
         reply._again()  # pyright: ignore[reportPrivateUsage]
-    tickets = [reply._ticket for reply in replies]  # pyright: ignore[reportPrivateUsage]
-    peers = {ticket.peer for ticket in tickets}
+    pendings = [reply._pending for reply in replies]  # pyright: ignore[reportPrivateUsage]
+    peers = {pending.peer for pending in pendings}
     poller = select.poll()
     for peer in peers:
         sock = peer.sock
@@ -239,9 +238,9 @@ def _wait_for_any(replies: Sequence[Reply[Any]]) -> None:
             poller.register(sock, select.POLLIN)
     ready = poller.poll(1000)
     for peer in peers:
-        peer.poke()
+        peer.read_now()
         if not ready:
-            peer.check()
+            peer.check_alive()
     for reply in replies:
         deadline = reply._deadline  # pyright: ignore[reportPrivateUsage]
         if deadline and not reply.is_done and time.monotonic() >= deadline:

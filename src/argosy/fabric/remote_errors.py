@@ -1,4 +1,4 @@
-"""Exceptions that travel: the exception itself where it can be pickled, and always its traceback as text."""
+"""Send exceptions from a rank to its caller: pickled where possible, and always with the traceback as text."""
 
 import pickle
 import traceback
@@ -15,7 +15,7 @@ class Cancelled(BaseException):
 
 
 class RemoteError(ArgosyError):
-    """An endpoint raised something that cannot be sent; its type and text are here."""
+    """An endpoint raised an exception that cannot be pickled; `kind` is its type, `message` its text."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
@@ -25,8 +25,8 @@ class RemoteError(ArgosyError):
         return f"{self.kind}: {self.message}"
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """An exception as it is sent: `pickled` is empty if it could not be."""
+class PackedError(msgspec.Struct, frozen=True):
+    """An exception as it is sent; `pickled` is empty if pickling failed."""
 
     kind: str
     message: str
@@ -34,9 +34,9 @@ class Failure(msgspec.Struct, frozen=True):
     pickled: bytes
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Take an exception apart for sending; never raises."""
-    lines = traceback.format_exception(type(error), error, _without_ours(error))
+def pack_error(error: BaseException) -> PackedError:
+    """Convert an exception for sending; never raises."""
+    lines = traceback.format_exception(type(error), error, _user_traceback(error))
     pickled = b""
     try:
         candidate, buffers = dump(error.with_traceback(None))
@@ -44,17 +44,17 @@ def failure_of(error: BaseException) -> Failure:
             pickled = candidate
     except Exception:
         pickled = b""
-    return Failure(_name(error), _text(error), "".join(lines), pickled)
+    return PackedError(_name(error), _text(error), "".join(lines), pickled)
 
 
-def rebuild(failure: Failure, where: str) -> BaseException:
-    """The exception to raise at the caller, with a note that tells where it comes from."""
+def rebuild(packed: PackedError, where: str) -> BaseException:
+    """Return the exception to raise at the caller; a note holds the remote traceback."""
     error: BaseException
     try:
-        error = pickle.loads(failure.pickled) if failure.pickled else RemoteError(failure.kind, failure.message)
+        error = pickle.loads(packed.pickled) if packed.pickled else RemoteError(packed.kind, packed.message)
     except Exception:
-        error = RemoteError(failure.kind, failure.message)
-    error.add_note(f"raised on {where}:\n{failure.trace.rstrip()}")
+        error = RemoteError(packed.kind, packed.message)
+    error.add_note(f"raised on {where}:\n{packed.trace.rstrip()}")
     return error
 
 
@@ -67,11 +67,11 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "(its text raised an error of its own)"
+        return "(its __str__ raised an error)"
 
 
-def _without_ours(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame on."""
+def _user_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame outside Argosy on."""
     trace = error.__traceback__
     while trace is not None and "argosy" in trace.tb_frame.f_globals.get("__name__", "").split(".")[:1]:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""Which processes can reach each other's memory and files."""
+"""Identify the host of this process: equal ids mean that two processes can reach each other's memory and files."""
 
 import os
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """The same for processes that can open each other's files under /proc: one kernel, user, and set of namespaces."""
+    """Equal for processes that can open each other's files under /proc: one kernel, user and set of namespaces."""
     return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
 
 
@@ -18,5 +18,5 @@ def _boot() -> str:
 def _namespace(kind: str) -> str:
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
-    except FileNotFoundError:  # a kernel without such namespaces has one
+    except FileNotFoundError:  # A kernel without namespaces.
         return kind

@@ -1,4 +1,4 @@
-"""A rank's own place: which rank it is, of how many, in which run, and its link to the agent."""
+"""Which rank this process is, of how many, in which run, and how it reaches the agent."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from argosy.fabric.link import Link, connect
 
 
 class Arrive(msgspec.Struct, frozen=True, tag=True):
-    """A rank reached barrier number `count`; answered by `Released` when all of its mesh did."""
+    """A rank has reached barrier number `count`; answered by `Released` when all ranks of its mesh have."""
 
     run: str
     rank: RankId
@@ -22,10 +22,10 @@ class Arrive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Assist(msgspec.Struct, frozen=True, tag=True):
-    """A rank wants a process beside it, forked from its zygote, which calls `entry` ("module:function").
+    """A rank asks its zygote to fork a helper process, which calls `entry` ("module:function").
 
-    Descriptors: its standard output and error, then what `entry` is called with. No answer: where there is no
-    zygote they are closed, which the rank sees at the other ends.
+    Descriptors: standard output, standard error, then the arguments of `entry`. There is no answer: if there is no
+    zygote, the descriptors are closed, which the rank notices at their other ends.
     """
 
     run: str
@@ -34,7 +34,7 @@ class Assist(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """All ranks reached barrier `count`."""
+    """All ranks have reached barrier `count`."""
 
     count: int
 
@@ -42,8 +42,8 @@ class Released(msgspec.Struct, frozen=True, tag=True):
 _decoder: msgspec.msgpack.Decoder[Released] = msgspec.msgpack.Decoder(Released)
 
 
-class Place(msgspec.Struct, kw_only=True):
-    """Where this process stands; under a foreign launcher there is no `socket`, so no barrier."""
+class RankPlace(msgspec.Struct, kw_only=True):
+    """This process's rank and run. Without `argosy run` there is no `socket`, and so no barrier."""
 
     rank: RankId
     size: int
@@ -51,18 +51,18 @@ class Place(msgspec.Struct, kw_only=True):
     directory: Path | None = None
     socket: Path | None = None
     memory: Path | None = None
-    """A folder in shared memory that lives as long as the run."""
+    """A directory in shared memory that exists as long as the run."""
     launcher: Literal["argosy", "torchrun", "none"] = "none"
     _link: Link[Released] | None = None
     _barriers: int = 0
 
     def barrier(self, timeout_s: float = 300.0) -> None:
-        """Wait until every rank of the mesh called this as often as this rank did.
+        """Wait until every rank of the mesh has called this as often as this rank.
 
         Raises:
             ConfigError: not started by `argosy run`.
-            DeadlinePassed: some rank did not come within `timeout_s`.
-            PeerLost: the agent is gone and did not come back.
+            DeadlinePassed: some rank did not arrive within `timeout_s`.
+            PeerLost: the agent is gone and was not replaced in time.
         """
         if self.socket is None:
             raise ConfigError("a barrier needs ranks started by `argosy run`")
@@ -76,7 +76,7 @@ class Place(msgspec.Struct, kw_only=True):
                 released, _ = self._link.wait(deadline - time.monotonic())
                 if released.count >= self._barriers:
                     return
-            except PeerLost:  # The agent was killed: the next one is told again.
+            except PeerLost:  # The agent was killed: repeat this to its replacement.
                 self._link = None
                 if time.monotonic() > deadline:
                     raise
@@ -85,7 +85,7 @@ class Place(msgspec.Struct, kw_only=True):
     def fork(self, entry: str, fds: Sequence[int]) -> bool:
         """Ask for a warm process in this rank's group that calls `entry` with `fds`; False if there is no agent.
 
-        Where there is no zygote the descriptors are closed: watch the other end of one of them.
+        If there is no zygote, the descriptors are closed: watch the other end of one of them.
         """
         if self.socket is None:
             return False
@@ -101,14 +101,14 @@ class Place(msgspec.Struct, kw_only=True):
 
 
 @cache
-def here() -> Place:
-    """Read this process's place from its environment, once."""
+def here() -> RankPlace:
+    """Read this process's rank and run from its environment, once."""
     env = os.environ
     index, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
     if "ARGOSY_RUN" not in env:
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "none"
-        return Place(rank=RankId("main", index), size=size, launcher=launcher)
-    return Place(
+        return RankPlace(rank=RankId("main", index), size=size, launcher=launcher)
+    return RankPlace(
         rank=RankId(env["ARGOSY_MESH"], index, int(env["ARGOSY_GENERATION"])),
         size=size,
         run=env["ARGOSY_RUN"],
