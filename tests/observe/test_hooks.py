@@ -43,7 +43,7 @@ torch._dynamo.reset()
 hooked = train(False), train(True)
 assert plain == hooked, (plain, hooked)
 after = seen()
-print(before.steps, after.steps, after.pulse > 12, after.doing == Doing.NOTHING)
+print(before.steps, after.steps, after.pulse > 12, after.doing == Activity.NOTHING)
 
 with torch.inference_mode():
     print(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)
@@ -167,7 +167,7 @@ def errors():
 plain = errors()
 install(page)
 assert errors() == plain, (plain, errors())
-print(len(plain), seen().doing == Doing.NOTHING)
+print(len(plain), seen().doing == Activity.NOTHING)
 group = seen().groups[0]
 print(group.name, group.size, group.issued >= 1)
 dist.destroy_process_group()

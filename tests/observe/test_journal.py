@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.observe import Damage, DamagedJournal, Entry, Journal, follow, read_journal
+from argosy.observe import Damage, DamagedJournal, Journal, JournalEntry, follow, read_journal
 
 RECORDS = [b"first", b"", b"x" * 3_000_000, "zuletzt: ä".encode()]
 
@@ -75,7 +75,7 @@ def test_j2_a_full_disk_loses_one_record_and_no_later_one(tmp_path: Path, untrun
     journal.append(b"after")
     journal.close()
     items = list(follow(path))
-    assert [item.record for item in items if isinstance(item, Entry)] == [b"before", b"after"]
+    assert [item.record for item in items if isinstance(item, JournalEntry)] == [b"before", b"after"]
     assert [item for item in items if isinstance(item, Damage)] == [Damage(18, 12)] * untruncated
 
 
@@ -93,7 +93,7 @@ def test_j3_damage_in_the_middle_is_reported_with_its_place(tmp_path: Path, seed
     whole[noise.randrange(starts[hurt], starts[hurt + 1])] ^= 1 << noise.randrange(8)
     path.write_bytes(whole)
     items = list(follow(path))
-    assert [i.record for i in items if isinstance(i, Entry)] == records[:hurt] + records[hurt + 1 :]
+    assert [i.record for i in items if isinstance(i, JournalEntry)] == records[:hurt] + records[hurt + 1 :]
     damage = Damage(starts[hurt], starts[hurt + 1] - starts[hurt])
     assert [i for i in items if isinstance(i, Damage)] == [damage]
     with pytest.raises(DamagedJournal, match=f"{damage.length} damaged bytes at offset {damage.offset}"):
@@ -105,14 +105,14 @@ def test_following_goes_on_where_it_ended(tmp_path: Path):
     journal = Journal(path)
     journal.append(b"one")
     (entry,) = follow(path)
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, JournalEntry)
     assert list(follow(path, entry.end)) == []
     journal.append(b"two")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])  # seen while it is being written
     assert list(follow(path, entry.end)) == []
     path.write_bytes(whole)
-    assert list(follow(path, entry.end)) == [Entry(b"two", len(whole))]
+    assert list(follow(path, entry.end)) == [JournalEntry(b"two", len(whole))]
     journal.close()
 
 

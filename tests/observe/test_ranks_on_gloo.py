@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from ranks import Ranks
 
-from argosy.observe import Doing, Flag, Progress
+from argosy.observe import Activity, Flag, Progress
 from argosy.process.evidence.hang import HangPolicy, Suspect, decide_hang
 from argosy.process.evidence.watch import Tracker
 
@@ -113,7 +113,7 @@ def test_a_rank_missed_by_ddps_reducer_is_named(tmp_path: Path):
     def stuck(pages: dict[int, Progress]) -> bool:
         counts = [page.groups[0].issued for page in pages.values() if page.groups]
         doing = [page.doing for page in pages.values()]
-        return doing == [Doing.BACKWARD, Doing.NOTHING, Doing.BACKWARD] and counts[0] == counts[2] > counts[1]
+        return doing == [Activity.BACKWARD, Activity.NOTHING, Activity.BACKWARD] and counts[0] == counts[2] > counts[1]
 
     with Ranks(tmp_path, 3, LATE) as ranks:
         ranks.until(stuck)

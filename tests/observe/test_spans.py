@@ -97,5 +97,5 @@ def test_r3_a_forked_child_records_nowhere(tmp_path: Path):
 
 def test_what_is_no_ring_is_said(tmp_path: Path):
     (tmp_path / "other").write_bytes(bytes(5000))
-    with pytest.raises(ValueError, match="no ring of spans"):
+    with pytest.raises(ValueError, match="not a ring of spans"):
         read_spans(tmp_path / "other")

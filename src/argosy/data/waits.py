@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from argosy.observe import Doing, attached, span
+from argosy.observe import Activity, attached, span
 
 
 @dataclass(slots=True)
@@ -20,12 +20,12 @@ class Waits:
     def measure(self, step: int) -> Generator[None]:
         """The training waits for the data of a step."""
         page, began = attached(), time.perf_counter()
-        page.enter(Doing.DATA)
+        page.enter(Activity.DATA)
         try:
             with span("data", step):
                 yield
         finally:
-            page.enter(Doing.NOTHING)
+            page.enter(Activity.NOTHING)
             seconds = time.perf_counter() - began
             self.count += 1
             self.total_s += seconds

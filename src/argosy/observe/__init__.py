@@ -1,30 +1,30 @@
-"""What a rank tells about itself while it runs: progress page, spans, journal, torch hooks.
+"""What a rank records about itself while it runs: progress page, spans, journal, torch hooks.
 
-This door imports neither torch nor numpy; the hooks arrive in torch when torch arrives.
+Importing this room imports neither torch nor numpy; the hooks are installed when the script imports torch.
 """
 
-from argosy.observe.hooks import (
+from argosy.observe.journal import Damage, DamagedJournal, Journal, JournalEntry, follow, read_journal
+from argosy.observe.page import Page
+from argosy.observe.progress import Activity, Flag, GroupProgress, Phase, Progress
+from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
+from argosy.observe.torch_hooks import (
     attach,
     attached,
     count_collective,
     install,
     install_when_imported,
     mark_waiting,
-    own_steps,
+    take_over_steps,
 )
-from argosy.observe.journal import Damage, DamagedJournal, Entry, Journal, follow, read_journal
-from argosy.observe.page import Page
-from argosy.observe.progress import Doing, Flag, GroupProgress, Phase, Progress
-from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
 
 __all__ = [
+    "Activity",
     "Damage",
     "DamagedJournal",
-    "Doing",
-    "Entry",
     "Flag",
     "GroupProgress",
     "Journal",
+    "JournalEntry",
     "Page",
     "Phase",
     "Progress",
@@ -37,9 +37,9 @@ __all__ = [
     "install",
     "install_when_imported",
     "mark_waiting",
-    "own_steps",
     "read_journal",
     "read_spans",
     "record_spans",
     "span",
+    "take_over_steps",
 ]

@@ -1,13 +1,12 @@
 """The journal: an append-only file of framed records that survives kill -9 and a full disk.
 
-A record is bytes; what they mean is the caller's. One writer per file; readers need no lock and no mmap, so
-that a journal can lie on NFS. A frame is: magic (4 bytes), length, CRC-32 of length and payload (both
-little-endian u32), payload.
+It does not interpret the records, which are bytes. One writer per file; readers need no lock and no mmap, so that a
+journal can be on NFS. A frame: magic (4 bytes), length, CRC-32 of length and payload (both little-endian u32), payload.
 
-J1  A record is one write(2) to an O_APPEND descriptor (a disk that fills up may split it): a killed
-    writer leaves whole frames and at most one torn tail.
+J1  A record is one write(2) to an O_APPEND descriptor (a full disk may split it): a killed writer leaves whole frames
+    and at most one torn frame at the end.
 J2  A torn frame never hides what is appended after it.
-J3  A reader skips nothing silently: what is between two valid frames is reported as `Damage`.
+J3  A reader skips nothing silently: bytes between two valid frames are reported as `Damage`.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ _CHUNK = 1 << 20
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """`length` bytes from `offset` on are no valid frame, though valid ones follow."""
+    """`length` bytes from `offset` on are not a valid frame, but a valid one follows."""
 
     offset: int
     length: int
@@ -38,34 +37,34 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class DamagedJournal(ArgosyError):
-    """Bytes in the middle of a journal are not what was written; `follow` reads across them."""
+    """Bytes in the middle of a journal are damaged; `follow` reads past them."""
 
     def __init__(self, path: str, damage: Damage) -> None:
         super().__init__(path, damage)
         self.path, self.damage = path, damage
 
     def __str__(self) -> str:
-        return f"journal is damaged: {self.path}: {self.damage}"
+        return f"damaged journal: {self.path}: {self.damage}"
 
 
 class Journal:
-    """The writing end of a journal, made if it is not there."""
+    """The writer of a journal; makes the file if it is missing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether this is the file that lies at `path` now."""
+        """Whether this is the file that is at `path` now."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.stat(path))
         except OSError:
             return False
 
     def append(self, record: bytes, *, sync: bool = False) -> None:
-        """Add a record; with `sync` it is on the disk when this returns.
+        """Add a record; with `sync` it is durable when this returns.
 
         Raises:
-            OSError: the record is not in the journal (a full disk). The next append may be tried as usual.
+            OSError: the record is not in the journal (the disk is full, for example). Later appends may succeed.
             ValueError: the record is larger than RECORD_MAX.
         """
         if len(record) > RECORD_MAX:
@@ -76,7 +75,7 @@ class Journal:
             while frame:
                 frame = frame[os.write(self._fd, frame) :]
         except OSError:
-            # The part that fitted is taken back. Where even that fails, a reader reports damage (J2, J3).
+            # Remove the part that was written. If that fails too, a reader reports damage (J2, J3).
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)
             raise
@@ -95,19 +94,19 @@ class Journal:
         self.close()
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A record, and the offset from which reading goes on after it."""
+class JournalEntry(msgspec.Struct, frozen=True):
+    """A record, and the offset after it, where reading continues."""
 
     record: bytes
     end: int
 
 
 def read_journal(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yield the records; a torn tail ends them quietly.
+    """Yield the records up to the end or a torn last frame.
 
     Raises:
         OSError: the file cannot be read.
-        DamagedJournal: at the place where bytes in the middle are damaged. `follow` reads across it.
+        DamagedJournal: bytes before the next record are damaged. `follow` reads past them.
     """
     for item in follow(path):
         if isinstance(item, Damage):
@@ -115,11 +114,11 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[bytes]:
         yield item.record
 
 
-def follow(path: str | os.PathLike[str], offset: int = 0) -> Iterator[Entry | Damage]:
-    """Yield what is in the journal from `offset` on, and end where whole frames end.
+def follow(path: str | os.PathLike[str], offset: int = 0) -> Iterator[JournalEntry | Damage]:
+    """Yield what the journal holds from `offset` on, up to the last complete frame.
 
-    To go on later, pass the `end` of the last Entry. Damage is yielded before the entry after it; a damaged
-    tail cannot be told from a frame that is being written, and is left for the next call.
+    To continue later, pass the `end` of the last entry. Damage is yielded before the entry that follows it. A damaged
+    end looks like a frame that is being written, and is left for the next call.
     """
     with open(path, "rb") as file:
         file.seek(offset)
@@ -131,18 +130,18 @@ def follow(path: str | os.PathLike[str], offset: int = 0) -> Iterator[Entry | Da
             taken = 0
             for item in _scan(data, offset, more):
                 yield item
-                if isinstance(item, Entry):
+                if isinstance(item, JournalEntry):
                     taken = item.end - offset
             data, offset = data[taken:], offset + taken
 
 
-def _scan(data: bytes, base: int, more: bool) -> Iterator[Entry | Damage]:
-    """Yield the frames of `data`, which lies at offset `base`, and the damage between them.
+def _scan(data: bytes, base: int, more: bool) -> Iterator[JournalEntry | Damage]:
+    """Yield the frames of `data`, which begins at offset `base`, and the damage between them.
 
-    A frame that is cut off ends the scan if `more` data can be had; at the end of the file what was appended
-    after it is looked for. (The magic is not UTF-8: no text inside a record is taken for a frame.)
+    An incomplete frame ends the scan if `more` data follows; at the end of the file, later frames are searched for.
+    (The magic is not UTF-8: text inside a record is never taken for a frame.)
     """
-    at = good = 0  # data[good:at] belongs to no frame
+    at = good = 0  # data[good:at] belongs to no frame.
     while (at := data.find(_MAGIC, at)) >= 0:
         if len(data) - at < _FRAME.size:
             return
@@ -156,7 +155,7 @@ def _scan(data: bytes, base: int, more: bool) -> Iterator[Entry | Damage]:
             continue
         if at > good:
             yield Damage(base + good, at - good)
-        yield Entry(record, base + end)
+        yield JournalEntry(record, base + end)
         at = good = end
 
 

@@ -1,27 +1,25 @@
-"""The progress page: 4096 bytes of shared memory in which a rank says how far it is.
+"""The progress page: 4096 bytes of shared memory in which a rank records how far it is.
 
-One writer process (the rank), any number of readers on the same host. Nothing here talks to the rank: a page
-can be read while the rank is stopped, hung in C code or dead.
+One process writes (the rank), any number of processes on the same host read. Reading needs nothing from the rank: it
+may be stopped, hung in C code or dead.
 
-Header, 256 bytes of little-endian 64-bit words, each stored alone and therefore never torn:
+The header has 256 bytes of little-endian 64-bit words, each stored alone and therefore never torn:
 
-    0 magic and version   3 phase    6 pulse              9 groups that found no room
-    1 pid                 4 steps    7 time of the pulse
-    2 flags               5 time of the last step         8 what the rank is doing
-    10 how many steps of the run count, as far as the rank says so
+    0 magic and version   3 phase                   6 pulse               9 groups that found no slot
+    1 pid                 4 steps                   7 time of the pulse   10 committed steps of the run
+    2 flags               5 time of the last step   8 current activity
 
-then 32 groups of 120 bytes (`_SLOT`): a sequence word (odd while the slot is being written), collectives
-issued, point-to-point operations issued (these differ between ranks by nature), time of the last one, waiting
-since (0 if not in `Work.wait`), size, global rank of the first member and stride (0 if the members are no
-arithmetic progression), own rank in the group; then name, last operation and its call site as UTF-8, padded
-with zeros.
+It is followed by 32 group slots of 120 bytes (`_SLOT`): a sequence word (odd while the slot is being written), issued
+collectives, issued point-to-point operations (their number differs between ranks), time of the last operation,
+waiting since (0 if not in `Work.wait`), size, global rank of the first member and stride (0 if the members are not an
+arithmetic progression), own rank in the group; then name, last operation and its call site as zero-padded UTF-8.
 
 Times are CLOCK_MONOTONIC nanoseconds (`time.monotonic_ns`), comparable among the processes of one host only.
 
 P1  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
-P2  A reader never raises on garbage and hardly waits for the writer, which may be stopped inside a write: a
-    torn slot is retried for 2 ms, then taken as it is and marked.
-P3  A forked child (a DataLoader worker) writes into the void, not into its parent's page.
+P2  A reader never raises on garbage, and does not depend on the writer, which may be stopped inside a write: a torn
+    slot is read again for 2 ms, then returned and marked as torn.
+P3  A forked child (a DataLoader worker) does not write to its parent's page.
 """
 
 import contextlib
@@ -38,15 +36,15 @@ from argosy.observe.progress import Flag, GroupProgress, Phase, Progress
 PAGE_SIZE = 4096
 GROUPS_MAX = 32
 
-_MAGIC = int.from_bytes(b"ARGPAGE\x01", "little")  # the last byte is the version
+_MAGIC = int.from_bytes(b"ARGPAGE\x01", "little")  # The last byte is the version.
 _PID, _FLAGS, _PHASE, _STEPS, _STEP_AT, _PULSE, _PULSE_AT, _DOING, _CROWDED, _REACHED = range(1, 11)
 _HEADER = struct.Struct("<11Q")
 _FIRST_SLOT = 256
-_SLOT = struct.Struct("<QQQQQIIII24s16s24s")  # sequence first
+_SLOT = struct.Struct("<QQQQQIIII24s16s24s")
 _TEXT = struct.Struct("<16s24s")
 _NAME_BYTES, _SITE_BYTES = 24, 24
 _WAITING_AT, _TEXT_AT = 32, 80
-_COUNT_MASK = (1 << 48) - 1  # whatever was on the page, counting on never raises
+_COUNT_MASK = (1 << 48) - 1  # A count never overflows, even from garbage on the page.
 _READ_TRIES = 24
 _READ_EAGER = 16
 _READ_PAUSE_S = 0.0002
@@ -59,7 +57,7 @@ _pages: "weakref.WeakSet[Page]" = weakref.WeakSet()
 
 
 def map_new(path: str | os.PathLike[str], size: int) -> mmap.mmap:
-    """Make a file of `size` bytes that have room, and map it; nothing is left behind if that fails."""
+    """Make a file of `size` allocated bytes and map it; on failure no file is left."""
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)
@@ -73,12 +71,12 @@ def map_new(path: str | os.PathLike[str], size: int) -> mmap.mmap:
 
 
 class Page:
-    """A mapped progress page. Writing methods are for the rank alone, and safe from any of its threads."""
+    """A mapped progress page. Only the rank calls the writing methods, from any of its threads."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._view = memoryview(memory)
         self._words = self._view.cast("Q")
-        self._lock = RLock()  # re-entrant: a signal handler may issue a collective too
+        self._lock = RLock()  # Re-entrant: a signal handler may issue a collective, too.
         self._slots: dict[str, int] = {}
         _pages.add(self)
 
@@ -87,8 +85,8 @@ class Page:
         """Make the file and map it.
 
         Raises:
-            FileExistsError: there is such a page already (it may be mapped by others: never reused).
-            OSError: no room, or no permission; no file is left behind.
+            FileExistsError: the file exists (others may have mapped it, so it is never reused).
+            OSError: no space, or no permission; no file is left.
         """
         page = cls(map_new(path, PAGE_SIZE))  # P1
         page._words[0] = _MAGIC
@@ -101,10 +99,10 @@ class Page:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Page":
-        """Map a page that `create` made, to read it or to be its writer.
+        """Map a page that `create` made, for reading or writing.
 
         Raises:
-            OSError: there is none, or the file is too short to be one.
+            OSError: the file is missing, or too short for a page.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -115,15 +113,15 @@ class Page:
             os.close(fd)
 
     def detach(self) -> None:
-        """Let go of the shared memory: later writes go nowhere."""
+        """Release the shared memory: later writes are lost."""
         self._view = memoryview(bytearray(PAGE_SIZE))
         self._words = self._view.cast("Q")
-        self._lock = RLock()  # the old one may be held by a thread that a fork left behind
+        self._lock = RLock()  # After a fork the old one may be held by a thread that no longer exists.
 
     # -- the rank writes ---------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Say that this process is the rank."""
+        """Record that this process is the rank."""
         self._words[_PID] = os.getpid()
 
     def set_phase(self, phase: Phase) -> None:
@@ -135,45 +133,45 @@ class Page:
             self._words[_FLAGS] |= flag
 
     def beat(self) -> None:
-        """Any sign of life. Two threads at once may count as one."""
+        """Record a sign of life. Two threads at once may count as one."""
         words = self._words
         words[_PULSE_AT] = time.monotonic_ns()
         words[_PULSE] = (words[_PULSE] + 1) & _COUNT_MASK
 
     def enter(self, doing: int) -> None:
-        """Beat, and say what the rank is inside of from now on."""
+        """Record a sign of life and the activity that begins."""
         words = self._words
         words[_DOING] = doing
         words[_PULSE_AT] = time.monotonic_ns()
         words[_PULSE] = (words[_PULSE] + 1) & _COUNT_MASK
 
     def step(self) -> None:
-        """One optimizer step was made."""
+        """Record an optimizer step."""
         words = self._words
         words[_STEP_AT] = time.monotonic_ns()
         words[_STEPS] = (words[_STEPS] + 1) & _COUNT_MASK
 
     def reach(self, step: int) -> None:
-        """So many steps of the run count, whoever made them."""
+        """Record that `step` steps of the run are committed, by this process or its predecessors."""
         self._words[_REACHED] = step
 
     def add_group(self, name: str, size: int, group_rank: int, members: range | None) -> int:
         """Give a group a slot with counts of zero, and return its index.
 
-        The same name starts over. When all slots are taken the one longest silent is given away.
+        A known name gets its slot again. When all slots are in use, the longest silent group loses its slot.
         """
         first, stride = (members[0], members.step if size > 1 else 0) if members else (0, 0)
         with self._lock:
             index = self._slots.get(name)
             if index is None:
-                index = len(self._slots) if len(self._slots) < GROUPS_MAX else self._give_away()
+                index = len(self._slots) if len(self._slots) < GROUPS_MAX else self._take_oldest_slot()
                 self._slots[name] = index
             self._write(index, _SLOT.pack(0, 0, 0, 0, 0, size, first, stride, group_rank, _name(name), b"", b"")[8:])
             self._words[_FLAGS] |= Flag.PROCESS_GROUP
         return index
 
     def issue(self, index: int, op: bytes, site: bytes, p2p: bool = False) -> None:
-        """Count an operation of group `index`, of which `op` was called at `site`."""
+        """Count operation `op` of group `index`, called at `site`."""
         at = _FIRST_SLOT + index * 120
         word = at >> 3
         with self._lock:
@@ -189,14 +187,14 @@ class Page:
             words[word] = sequence + 2
 
     def wait(self, index: int) -> None:
-        """The rank blocks in `Work.wait` of group `index` from now on."""
+        """Record that the rank begins to block in `Work.wait` of group `index`."""
         self._words[(_FIRST_SLOT + index * 120 + _WAITING_AT) >> 3] = time.monotonic_ns()
 
     def waited(self, index: int) -> None:
-        """The wait of group `index` is over."""
+        """Record that the wait of group `index` has ended."""
         self._words[(_FIRST_SLOT + index * 120 + _WAITING_AT) >> 3] = 0
 
-    def _give_away(self) -> int:
+    def _take_oldest_slot(self) -> int:
         def last(name: str) -> int:
             return self._words[(_FIRST_SLOT + self._slots[name] * 120 + 24) >> 3]
 
@@ -213,7 +211,7 @@ class Page:
     # -- anybody reads -----------------------------------------------------------------------------
 
     def read(self) -> Progress | None:
-        """Return what the page says now, or None if it is not (yet) a progress page."""
+        """Return the content of the page, or None if it is not (yet) a progress page."""
         words = _HEADER.unpack_from(self._view)
         if words[0] != _MAGIC:
             return None
@@ -230,7 +228,7 @@ class Page:
         torn = True
         for attempt in range(_READ_TRIES):
             if attempt >= _READ_EAGER:
-                time.sleep(_READ_PAUSE_S)  # the writer lost its core inside a write
+                time.sleep(_READ_PAUSE_S)  # The writer lost its core inside a write.
             before = self._words[at >> 3]
             body = bytes(self._view[at : at + 120])
             if not before & 1 and self._words[at >> 3] == before:
@@ -245,7 +243,7 @@ class Page:
 
 
 def _name(name: str) -> bytes:
-    """Shorten a group's name from the middle: torch's are a digest and a counter."""
+    """Shorten a group's name in the middle: torch's names are a digest and a counter."""
     raw = name.encode()
     return raw if len(raw) <= _NAME_BYTES else raw[: _NAME_BYTES - 8] + raw[-8:]
 
@@ -254,9 +252,9 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-def _let_go_in_child() -> None:
+def _detach_in_child() -> None:
     for page in list(_pages):
         page.detach()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)  # P3
+os.register_at_fork(after_in_child=_detach_in_child)  # P3

@@ -1,4 +1,4 @@
-"""What a progress page says, as values. Times are CLOCK_MONOTONIC nanoseconds of the host, 0 if never."""
+"""The content of a progress page as values. Times are CLOCK_MONOTONIC nanoseconds of the host, 0 if never."""
 
 from enum import IntEnum, IntFlag
 
@@ -8,7 +8,7 @@ P2P_OPS = frozenset({"send", "recv"})
 
 
 class Phase(IntEnum):
-    """Where in its life the process is."""
+    """How far the process is between start and exit."""
 
     START = 0
     USER = 1
@@ -16,25 +16,25 @@ class Phase(IntEnum):
 
 
 class Flag(IntFlag):
-    """What is known of the rank beyond its counts."""
+    """Facts about the rank besides its counts."""
 
     STACKS = 1
-    """The stack dump is installed: its signal may be sent."""
+    """The handler of the stack-dump signal is installed."""
     TORCH_HOOKS = 2
     PROCESS_GROUP = 4
     """A torch process group was formed."""
     RUN_MANAGED = 8
     """`argosy.Run` owns the step loop."""
     SERVED = 16
-    """A rank of a mesh has answered a call."""
+    """The rank has answered a call."""
     HOPELESS = 32
     """A replacement would fail as this rank did: none is wanted."""
     ANEW = 64
     """It ends so that another takes its place, and for no fault of the script."""
 
 
-class Doing(IntEnum):
-    """The outermost piece of torch that the rank is inside of."""
+class Activity(IntEnum):
+    """The outermost part of torch that the rank is in."""
 
     NOTHING = 0
     FORWARD = 1
@@ -43,7 +43,7 @@ class Doing(IntEnum):
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
-    """How far a rank is in one process group; times in CLOCK_MONOTONIC ns, 0 if never."""
+    """The progress of a rank in one process group."""
 
     name: str
     size: int
@@ -57,21 +57,21 @@ class GroupProgress(msgspec.Struct, frozen=True):
     first: int = 0
     stride: int = 0
     torn: bool = False
-    """Read while it was being written: the parts may not belong together."""
+    """Read during a write: the fields may not belong together."""
 
     @property
     def waiting(self) -> bool:
         return self.waiting_since != 0
 
     def members(self) -> range | None:
-        """Return the global ranks of the group, or None where the page does not know them."""
+        """Return the global ranks of the group, or None if the page does not hold them."""
         if self.size == 1:
             return range(self.first, self.first + 1)
         return range(self.first, self.first + self.size * self.stride, self.stride) if self.stride else None
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What a page said at one moment; times in CLOCK_MONOTONIC ns, 0 if never."""
+    """The content of a page at one moment."""
 
     pid: int
     flags: int = 0
@@ -83,7 +83,7 @@ class Progress(msgspec.Struct, frozen=True):
     doing: int = 0
     crowded: int = 0
     reached: int = 0
-    """Steps of the run that count, by whichever process."""
+    """Committed steps of the run, by this process or its predecessors."""
     groups: tuple[GroupProgress, ...] = ()
 
     def has(self, flag: Flag) -> bool:
@@ -91,5 +91,5 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def collectives(self) -> int:
-        """Collectives and point-to-point operations of all groups: any change is progress."""
+        """Issued operations of all groups, point-to-point included: any change is progress."""
         return sum(group.issued + group.p2p for group in self.groups)

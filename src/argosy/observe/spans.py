@@ -1,13 +1,13 @@
-"""Spans: timed pieces of a rank's work, in a ring of shared memory that survives kill -9 and can be read meanwhile.
+"""Spans: timed pieces of a rank's work, in a ring of shared memory that survives kill -9 and can be read at any time.
 
-Lossy: the oldest records give way, and a reader can tell. One file per rank: a page of header, then records of 32
-bytes. Header, in little-endian 64-bit words: magic and version, pid, capacity, records ever written, names; from
+The ring is lossy: new records overwrite the oldest. One file per rank: a header of 4096 bytes, then records of 32
+bytes. Header, in little-endian 64-bit words: magic and version, pid, capacity, records written so far, names; from
 byte 256 on the names, 32 bytes each. A record: time (CLOCK_MONOTONIC ns); number of the name and, from bit 32 on,
-kind (1 begins, 2 ends); a word for later use; low half of its number + 1 and, from bit 32 on, the step.
+kind (1 begins, 2 ends); a reserved word; low half of its number + 1 and, from bit 32 on, the step.
 
-R1  A reader takes no record that was overwritten, or is being written, while it read.
+R1  A reader skips records that were overwritten or being written while it read.
 R2  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
-R3  A forked child records into the void, not into its parent's ring.
+R3  A forked child does not write to its parent's ring.
 """
 
 import mmap
@@ -34,7 +34,7 @@ _FIRST = HEADER_BYTES // 8
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A piece of work; times in CLOCK_MONOTONIC ns, `end` is 0 while it goes on."""
+    """A piece of work; times in CLOCK_MONOTONIC ns, `end` is 0 while it runs."""
 
     name: str
     begin: int
@@ -43,7 +43,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took; 0 while it goes on."""
+        """How long it took; 0 while it runs."""
         return max(0, self.end - self.begin) / 1e9
 
 
@@ -51,12 +51,12 @@ _rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()
 
 
 class Ring:
-    """A mapped ring. Writing is for the rank alone, and safe from any of its threads."""
+    """A mapped ring. Only the rank writes, from any of its threads."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._view = memoryview(memory)
         self._words = self._view.cast("Q")
-        self._lock = RLock()  # Re-entrant: a signal handler may record too.
+        self._lock = RLock()  # Re-entrant: a signal handler may record, too.
         self._numbers: dict[str, int] = {}
         self._capacity = (len(self._view) - HEADER_BYTES) // RECORD_BYTES
         self._head = 0
@@ -67,7 +67,7 @@ class Ring:
         """Make the file and map it.
 
         Raises:
-            OSError: there is such a file, no room, or no permission; nothing is left behind.
+            OSError: the file exists, no space, or no permission; no file is left.
         """
         ring = cls(map_new(path, HEADER_BYTES + capacity * RECORD_BYTES))  # R2
         ring._words[_PID], ring._words[_CAPACITY] = os.getpid(), capacity
@@ -80,7 +80,7 @@ class Ring:
         return cls(bytearray(HEADER_BYTES + RECORD_BYTES))
 
     def detach(self) -> None:
-        """Let go of the shared memory: later records go nowhere."""
+        """Release the shared memory: later records are lost."""
         self.__init__(bytearray(HEADER_BYTES + RECORD_BYTES))
 
     def begin(self, name: str, step: int = 0) -> None:
@@ -112,11 +112,11 @@ class Ring:
 
 
 def read_spans(path: str | os.PathLike[str]) -> list[Span]:
-    """Return the spans that the ring of a rank still holds, oldest first; the last ones may go on.
+    """Return the spans that the ring still holds, oldest first; the last ones may still run.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is no ring.
+        OSError: the file cannot be read.
+        ValueError: the file is not a ring of spans.
     """
     with open(path, "rb") as file:
         first = file.read(HEADER_BYTES)
@@ -125,23 +125,23 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
         after = file.read(HEADER_BYTES)
     words = struct.unpack_from("<5Q", first)
     if words[0] != _MAGIC or len(body) < words[_CAPACITY] * RECORD_BYTES:
-        raise ValueError(f"no ring of spans: {os.fspath(path)}")
+        raise ValueError(f"not a ring of spans: {os.fspath(path)}")
     capacity, head = words[_CAPACITY], words[_HEAD]
     oldest = struct.unpack_from("<5Q", after)[_HEAD] - capacity
     spans: list[Span] = []
-    going_on: list[int] = []
+    running: list[int] = []
     for number in range(max(0, oldest + 1, head - capacity), head):
         at, what, _, sequence = _RECORD.unpack_from(body, number % capacity * RECORD_BYTES)
         if sequence & _LOW != (number + 1) & _LOW:  # R1
             continue
         name = _name(after, what & _LOW)
         if what >> 32 == _BEGIN:
-            going_on.append(len(spans))
+            running.append(len(spans))
             spans.append(Span(name, at, 0, sequence >> 32))
             continue
-        mine = next((place for place in reversed(going_on) if spans[place].name == name), None)
+        mine = next((place for place in reversed(running) if spans[place].name == name), None)
         if mine is not None:
-            going_on.remove(mine)
+            running.remove(mine)
             spans[mine] = Span(name, spans[mine].begin, at, spans[mine].step)
     return spans
 
@@ -155,13 +155,13 @@ _ring = Ring.void()
 
 
 def record_spans(ring: Ring) -> None:
-    """Let this process's spans go to `ring` from now on."""
+    """Record the spans of this process in `ring` from now on."""
     global _ring
     _ring = ring
 
 
 class span:  # A function in all but name: `with span("data"):`.
-    """Record how long the block takes, in the ring of this rank; nowhere without one."""
+    """Record how long the block takes, in the ring of this rank if it has one."""
 
     __slots__ = ("_name", "_step")
 
@@ -175,9 +175,9 @@ class span:  # A function in all but name: `with span("data"):`.
         _ring.end(self._name, self._step)
 
 
-def _let_go_in_child() -> None:
+def _detach_in_child() -> None:
     for ring in list(_rings):
         ring.detach()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)  # R3
+os.register_at_fork(after_in_child=_detach_in_child)  # R3

@@ -25,7 +25,7 @@ from argosy.collective import CollectiveMismatch, Superseded
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, format_ranks
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
-from argosy.observe import Flag, own_steps
+from argosy.observe import Flag, take_over_steps
 from argosy.train.asked import check_count, check_directory, check_name, check_run, check_whole
 from argosy.train.crew import Crew, NobodyCame
 from argosy.train.fruitless import Fruitless
@@ -101,7 +101,7 @@ class Run:
         self.parallel = Parallel()
         self.scribe = Scribe(self)
         self._until: int | None = None
-        self.page = own_steps() if self.crew.kind == "replaceable" else None
+        self.page = take_over_steps() if self.crew.kind == "replaceable" else None
         self._lost_at: tuple[float, str] | None = None
         self._broken = ""
         """Why no step can follow."""

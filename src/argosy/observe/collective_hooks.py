@@ -1,18 +1,13 @@
 """Hooks on torch.distributed that count every collective of a rank on its progress page.
 
-Two layers, because neither sees all. The methods of ProcessGroup see every call from Python (FSDP2's
-too), in inference mode as well, and the Work that it returns. The dispatcher hook (key ADInplaceOrView of
-each c10d operator) sees what C++ issues: DDP's reducer, functional and compiled collectives; it is five
-times dearer, so the methods switch it off for their own calls. A wait inside C++ (DDP's reducer,
-functional collectives) is not seen.
+Two layers, because neither sees everything. The methods of ProcessGroup see every call from Python (FSDP2's too, and
+in inference mode), and the Work that it returns. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees
+what C++ issues: DDP's reducer, functional and compiled collectives. It costs five times as much (70 us against 14 us,
+of which the page is 1 us), so the methods disable it for their own calls. A wait inside C++ is not seen.
 
-Cost on torch 2.13, CPU time of the calling thread on a busy 2-core machine: a call from Python 14 us
-(all_reduce of 4 floats in a group of one: 19 us), an operator issued by C++ 70 us; writing the page is 1
-us of either. That is paid per DDP bucket, not per parameter.
-
-C1  A hook that fails is as if it were not there: the operator runs, its errors are its own.
-C2  The original is called through the dispatcher, which lets go of the GIL. (Calling a kernel taken from the
-    operator keeps the GIL inside C++ and deadlocks DDP on Gloo.)
+C1  If a hook fails, the operator runs as without it, and raises only its own errors.
+C2  The original is called through the dispatcher, which releases the GIL. (Calling a kernel taken from the operator
+    keeps the GIL inside C++ and deadlocks DDP on Gloo.)
 """
 
 from collections.abc import Callable
@@ -20,10 +15,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
+from argosy.observe.call_site import call_site
+from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.page import Page
 from argosy.observe.progress import P2P_OPS
-from argosy.observe.sites import call_site
-from argosy.observe.untraced import untraced
 
 _DISPATCH_KEY = "ADInplaceOrView"
 _WORKS_MAX = 1024
@@ -80,8 +75,8 @@ _METHODS = {
 }
 
 
-class Collectives:
-    """Counts the collectives of this process on `page`, which may be exchanged at any time."""
+class CollectiveHooks:
+    """Counts the collectives of this process on a page, which may be replaced at any time."""
 
     def __init__(self) -> None:
         self._page = Page.void()
@@ -91,43 +86,35 @@ class Collectives:
         self._below: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._library: Any = None
         self.backward_site = b""
-        """Where the last backward pass began: the site of what autograd's own threads issue."""
+        """Where the last backward pass began: the call site of collectives that autograd's own threads issue."""
 
     def attach(self, page: Page) -> None:
         self._groups, self._works, self._page = {}, {}, page
 
     def install(self, torch: Any, c10d: Any) -> None:
-        """Patch torch; what this version of torch does not have is left out."""
+        """Patch torch, skipping what this version of torch does not have."""
         with suppress(Exception):
             self._patch_operators(torch, c10d)
         for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
             with suppress(Exception):
                 patch(c10d)
-        for hooked in (c10d.ProcessGroup.allreduce, c10d.Work.wait):  # One code for all methods.
-            untraced(torch, hooked, callees=True)
+        for hooked in (c10d.ProcessGroup.allreduce, c10d.Work.wait):  # All methods share the code of one.
+            skip_dynamo(torch, hooked, callees=True)
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def _count(self, group: Any, op: bytes, p2p: bool) -> int:
-        index = self._groups.get(id(group))
-        if index is None:
-            index = self._meet(group)
-        self._page.issue(index, op, call_site() or self.backward_site, p2p)
-        self._last = index
-        return index
-
-    def count(self, group: Any, op: bytes, p2p: bool) -> tuple[int, str]:
-        """Count for a group of Python methods, which no hook sees; returns its slot and the call site."""
+    def count(self, group: Any, op: bytes, p2p: bool) -> tuple[int, bytes]:
+        """Count an operation; returns the group's slot and the call site."""
         site = call_site() or self.backward_site
         index = self._groups.get(id(group))
         if index is None:
-            index = self._meet(group)
+            index = self._add_existing(group)
         self._page.issue(index, op, site, p2p)
         self._last = index
-        return index, site.decode(errors="replace")
+        return index, site
 
-    def _meet(self, group: Any) -> int:
-        """Give a slot to a group that was formed before the hooks were there."""
+    def _add_existing(self, group: Any) -> int:
+        """Give a slot to a group that was formed before the hooks were installed."""
         import torch.distributed as dist
 
         ranks: list[int] | None = None
@@ -136,8 +123,8 @@ class Collectives:
         return self._add(group, group.size(), group.rank(), ranks)
 
     def _add(self, group: Any, size: int, rank: int, ranks: list[int] | None) -> int:
-        # By id, not by object: a reference of ours would keep a destroyed group's threads alive. A new group
-        # at the same address passes `_patch_formation` first.
+        # By id: a reference would keep the threads of a destroyed group alive. A new group at the same address
+        # is added anew by `_patch_formation`.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
         return index
@@ -171,13 +158,13 @@ class Collectives:
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             index = -1
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                index = self._count(group, raw, p2p)
+                index, _ = self.count(group, raw, p2p)
             except Exception:
                 pass
             with below():
                 work = original(group, *args, **kwargs)
             if index >= 0:
-                if len(self._works) >= _WORKS_MAX:  # nobody waits for them
+                if len(self._works) >= _WORKS_MAX:  # The script does not wait for them.
                     self._works.clear()
                 self._works[id(work)] = index
             return work
@@ -201,16 +188,16 @@ class Collectives:
     def _patch_operators(self, torch: Any, c10d: Any) -> None:
         key = getattr(torch._C.DispatchKey, _DISPATCH_KEY)
         below = partial(torch._C._ExcludeDispatchKeyGuard, torch._C.DispatchKeySet(key))
-        with below():  # else this torch has no such guard, and the operators stay as they are
+        with below():  # Raises if this torch has no such guard: then the operators are not patched.
             self._below = below
         library = torch.library.Library("c10d", "IMPL")
         for name, op in _NAMES.items():
             with suppress(Exception):
                 overload = getattr(torch.ops.c10d, name).default
                 hook = self._operator(overload, op, c10d.ProcessGroup.unbox)
-                untraced(torch, hook, callees=True)
+                skip_dynamo(torch, hook, callees=True)
                 library.impl(name, hook, _DISPATCH_KEY)
-        self._library = library  # the registrations end with it
+        self._library = library  # Keeps the registrations alive.
 
     def _operator(self, overload: Any, op: str, unbox: Any) -> Callable[..., Any]:
         position = [argument.name for argument in overload._schema.arguments].index("process_group")
@@ -218,7 +205,7 @@ class Collectives:
 
         def operator(*args: Any, **kwargs: Any) -> Any:
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                self._count(unbox(args[position]), raw, p2p)
+                self.count(unbox(args[position]), raw, p2p)
             except Exception:
                 pass
             with below():
@@ -228,7 +215,7 @@ class Collectives:
 
 
 def progression(ranks: list[int] | None) -> range | None:
-    """Return `ranks` as a range, or None if they are no ascending arithmetic progression."""
+    """Return `ranks` as a range, or None if they are not an ascending arithmetic progression."""
     if not ranks:
         return None
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1

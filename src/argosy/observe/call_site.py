@@ -1,4 +1,4 @@
-"""Find the line of the user's code that the current call comes from."""
+"""Find the line of the user's script that the current call comes from."""
 
 import os
 import sys
@@ -16,9 +16,9 @@ _texts: dict[tuple[CodeType, int], bytes] = {}
 
 
 def call_site() -> bytes:
-    """Return `data.py:41` of the innermost frame that is the user's, or b"" if no Python frame is.
+    """Return `data.py:41` of the innermost frame of the user's code, or b"" if there is none.
 
-    Frames of torch and Argosy are never named; those of installed packages only if no other is found.
+    Frames of torch and Argosy are never named; frames of installed packages only if there is no other.
     """
     frame, library = sys._getframe(1), None  # pyright: ignore[reportPrivateUsage]
     for _ in range(_FRAMES_MAX):
@@ -39,7 +39,7 @@ def call_site() -> bytes:
     key = (frame.f_code, frame.f_lasti)
     text = _texts.get(key)
     if text is None:
-        if len(_texts) >= _CACHE_MAX:  # code made by exec in a loop
+        if len(_texts) >= _CACHE_MAX:  # A script may exec new code in a loop.
             _texts.clear()
         text = _texts[key] = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}".encode()
     return text

@@ -1,4 +1,4 @@
-"""Call a function when a module has been imported, without importing it."""
+"""Call a function after a module has been imported; imports nothing itself."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 
-class _Watcher:
-    """A finder that finds nothing itself, and lets the loader of a watched module report its end."""
+class _ImportHook:
+    """A finder that delegates to the other finders, and wraps the loader of a watched module."""
 
     def __init__(self, names: Iterable[str], action: Callable[[], None]) -> None:
         self._waiting, self._action = set(names), action
@@ -27,17 +27,17 @@ class _Watcher:
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 with suppress(Exception):
-                    self._watch(spec.loader)
+                    self._wrap(spec.loader)
                 return spec
         return None
 
-    def _watch(self, loader: Any) -> None:
+    def _wrap(self, loader: Any) -> None:
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the module keeps its loader, as it would be without us
+            del loader.exec_module  # The module keeps its original loader.
             original(module)
-            # Inside the import of torch its parts are not ready to be patched: torch itself is waited for.
+            # While torch itself is being imported, its submodules are not ready to be patched.
             top = sys.modules.get(module.__name__.partition(".")[0])
             if top is module or not getattr(getattr(top, "__spec__", None), "_initializing", False):
                 with suppress(Exception):
@@ -47,5 +47,5 @@ class _Watcher:
 
 
 def when_imported(names: Iterable[str], action: Callable[[], None]) -> None:
-    """Call `action` at the end of the import of each of `names`; what it raises is dropped."""
-    sys.meta_path.insert(0, _Watcher(names, action))
+    """Call `action` after each of `names` has been imported; its exceptions are suppressed."""
+    sys.meta_path.insert(0, _ImportHook(names, action))
