@@ -171,7 +171,7 @@ def test_stop_ends_after_a_step_that_is_saved(tmp_path: Path, capsys: pytest.Cap
         if step.number == 4:
             training.run.stop("enough")
     assert training.run.step == 6
-    assert "stopped (enough) after step 6" in capsys.readouterr().err
+    assert "stopped after step 6: enough" in capsys.readouterr().err
     assert Training(tmp_path).sail(8).bits() == Training(tmp_path / "whole").sail(8).bits()
 
 
