@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +40,7 @@ from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
-from argosy.train.rows import HIGHEST, Best, Row, numbers
+from argosy.train.rows import HIGHEST, Best, Row, at_call, numbers
 from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
@@ -142,18 +143,16 @@ class Run:
         Raises:
             ConfigError: a value is no number.
         """
-        for name, value in values.items():
-            if not hasattr(value, "__float__") or getattr(value, "numel", lambda: 1)() != 1:
-                raise ConfigError(f"run.log takes numbers: {name}={value!r:.80}", hint="keep other things in run.state")
+        logged = {name: at_call(name, value) for name, value in values.items()}
         if self.current is not None:
-            self.current.rows.update({k: v.detach() if hasattr(v, "detach") else v for k, v in values.items()})
+            self.current.rows.update(logged)
         else:
-            self.scribe.note(Row(self.step, time.time(), numbers(values)), self._until)
+            self.scribe.note(Row(self.step, time.time(), numbers(logged)), self._until)
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
         check_name("run.best", name)
-        return self.ledger.bests.setdefault(name + (HIGHEST if highest else ""), Best())
+        return copy(self.ledger.bests.get(name + (HIGHEST if highest else ""), Best()))
 
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
