@@ -39,7 +39,7 @@ class Story:
     def read(self, line: str) -> None:
         if found := re.search(r"step (\d+)/\d+", line):
             self.step = int(found[1])
-        elif found := re.search(r"together again after (\S+) s", line):
+        elif found := re.search(r"resumed step \S+ after (\S+) s", line):
             self.back_s.append(float(found[1]))
         elif found := re.search(r"done +loss (\S+) +weights (\S+)", line):
             self.loss, self.weights = found[1], found[2]

@@ -96,6 +96,15 @@ def test_a_module_that_does_not_exist_is_refused_as_python_does(host: Console):
     assert "src/argosy/" not in ended.text
 
 
+def test_an_error_inside_argosy_shows_where(host: Console):
+    """The frames between the script and the user's code stay hidden."""
+    (host.cwd / "s.py").write_text("from argosy.core import format_ranks\nformat_ranks(5)\n")
+    ended = host.argosy("run", "s.py")
+    assert ended.code == 1
+    assert "src/argosy/core/" in ended.text
+    assert "src/argosy/process" not in ended.text
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(host: Console):
     (host.cwd / "s.py").write_text("def f(:\n")
     ended = host.argosy("run", "-n", "2", "s.py")

@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from console import until
@@ -119,12 +120,41 @@ def test_the_best_is_known_whenever_it_is_asked_for(tmp_path: Path):
     assert training.run.best("value", highest=True).value == 9.0
 
 
+def test_what_is_logged_is_the_value_at_the_call(tmp_path: Path):
+    training, total, count = Training(tmp_path), torch.zeros(()), np.zeros(())
+    for step in training.run.steps(until=3):
+        with step:
+            training.update(step)
+            training.run.log(total=total, count=count)
+            total += 1
+            count += 1
+        training.run.log(after=total)
+        total += 1
+    rows = [row.values for row in read_log(tmp_path)]
+    assert [(row["total"], row["count"], row["after"]) for row in rows] == [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
+
+
+def test_the_best_that_was_asked_for_stays_as_it_was(tmp_path: Path):
+    training = Training(tmp_path)
+    for step in training.run.steps(until=3):
+        with step:
+            training.update(step)
+            training.run.log(value=-step.number)
+        if step.number == 0:
+            first = training.run.best("value")
+    assert (first.value, first.step, training.run.best("value").step) == (0.0, 1, 3)
+
+
 def test_what_is_no_number_is_not_logged(tmp_path: Path):
     run = Training(tmp_path).run
     with pytest.raises(ConfigError, match=r"run\.log takes numbers: note='hello'"):
         run.log(note="hello")
     with pytest.raises(ConfigError, match=r"run\.log takes numbers: many=tensor"):
         run.log(many=torch.zeros(2))
+    with pytest.raises(ConfigError, match=r"run\.log takes numbers: wave=tensor"):
+        run.log(wave=torch.zeros((), dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"run\.log takes numbers: many=array"):
+        run.log(many=np.zeros(2))
 
 
 def test_an_optimizer_that_is_not_tracked_is_refused(tmp_path: Path):
@@ -171,7 +201,7 @@ def test_stop_ends_after_a_step_that_is_saved(tmp_path: Path, capsys: pytest.Cap
         if step.number == 4:
             training.run.stop("enough")
     assert training.run.step == 6
-    assert "stopped (enough) after step 6" in capsys.readouterr().err
+    assert "stopped after step 6: enough" in capsys.readouterr().err
     assert Training(tmp_path).sail(8).bits() == Training(tmp_path / "whole").sail(8).bits()
 
 
@@ -182,6 +212,22 @@ def test_state_is_rolled_back_and_resumed(tmp_path: Path):
     assert training.run.state == {"seen": [0, 1, 2]}
     again = Training(tmp_path).sail(4)
     assert again.run.state == {"seen": [0, 1, 2]}
+
+
+def test_once_is_the_same_however_an_attempt_changed_it(tmp_path: Path):
+    training, seen = Training(tmp_path, recheck=1), list[list[int]]()
+    for step in training.run.steps(until=2):
+        with step:
+            value: list[int] = step.once("x", lambda: [1])
+            seen.append([*value])
+            value.append(2)
+            training.update(step)
+    assert seen == [[1]] * 4, "each step is computed twice"
+
+
+def test_what_once_cannot_keep_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"the value of step\.once cannot be pickled: 'x'"):
+        Training(tmp_path).sail(1, lambda step: step.once("x", lambda: (number for number in range(3))))
 
 
 def test_once_is_made_once_per_step(tmp_path: Path):

@@ -9,9 +9,10 @@ from threading import Timer
 
 import pytest
 import torch
-from console import PATIENCE_S, Console
+from console import PATIENCE_S, Console, until
 from torch import nn
 
+from argosy.checkpoint import list_steps
 from argosy.core import DeadlinePassed
 from argosy.data import Loader, Queue
 from argosy.train import Run
@@ -111,6 +112,21 @@ def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Pa
     assert caught.value.code == 128 + signal.SIGTERM
     again = Training(tmp_path).fill(2).sail(3)
     assert [number for number, _ in again.had] == [2]
+
+
+def test_ranks_told_to_leave_while_they_wait_for_items_save_and_leave(console: Console):
+    directory, out = console.cwd / "run", console.cwd / "said"
+    queue = Queue(directory / "queue", batch=6, capacity=100)
+    for number in range(18):
+        queue.put(number)
+    script = str(Path(__file__).parent / "scripts" / "queued.py")
+    command = console.start("run", "-n", "2", script, str(directory), "train", "12", out=out)
+    items = [directory / f"items.{rank}" for rank in (0, 1)]
+    until(lambda: all(path.exists() and len(path.read_text().splitlines()) == 3 for path in items), "three steps")
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(PATIENCE_S) == 128 + signal.SIGTERM, out.read_text()
+    assert [step.step for step in list_steps(directory)] == [3], out.read_text()
+    assert out.read_text().count("saved step 3") == 1
 
 
 def test_several_producers_and_a_consumer_that_dies_between_taking_and_committing(console: Console):

@@ -86,7 +86,7 @@ def went_on(dock: Console, place: Path, calm: list[str], *, after: int) -> Ended
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGTERM, 143, "told to leave"), (signal.SIGINT, 130, "interrupted")]
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
     dock: Console, place: Path, calm: list[str], number: int, code: int, word: str
@@ -95,8 +95,8 @@ def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
     wait_for_step(place)
     command.send_signal(number)
     assert command.wait(PATIENCE_S) == code, out.read_text()
-    said(out, f"{word}: saved after step")
-    assert "the same command goes on from there" in out.read_text()
+    said(out, f"{word}: saved step")
+    assert "the same command resumes from there" in out.read_text()
     assert "Traceback" not in out.read_text()
     went_on(dock, place, calm, after=6)
 
@@ -118,7 +118,7 @@ def test_ctrl_c_alone_saves_and_says_so_in_one_line(dock: Console, place: Path):
     started.send_signal(signal.SIGINT)
     assert started.wait(PATIENCE_S) == 130
     text = (place / "said").read_text()
-    assert text == "argosy: interrupted: saved after step 7; the same command goes on from there\n"
+    assert text == "argosy: interrupted: saved step 7; the same command resumes from there\n"
 
 
 def test_argosy_ps_tells_the_step_of_the_run_not_of_the_process(dock: Console, place: Path):

@@ -107,6 +107,26 @@ def test_an_optimizer_goes_back_to_before_its_first_step(kind: str):
     assert_same(training.state(), other.state())
 
 
+def test_settling_leaves_a_scaler_alone_that_is_switched_off_or_was_never_used():
+    tracked = Tracked()
+    tracked.add("off", torch.amp.GradScaler("cpu", enabled=False))
+    tracked.add("unused", torch.amp.GradScaler("cpu"))
+    before = tracked.capture()
+    tracked.settle()
+    tracked.adopt(before)
+    assert_same(tracked.capture(), before)
+
+
+def test_an_optimizer_without_parameters_and_a_module_without_buffers_are_kept():
+    tracked, module = Tracked(), nn.Identity()
+    tracked.add("module", module)
+    tracked.add("optimizer", torch.optim.SGD([{"params": []}], lr=0.1))
+    before = tracked.capture()
+    tracked.optimizers["optimizer"].param_groups[0]["lr"] = 0.5
+    tracked.adopt(before)
+    assert tracked.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
+
+
 def test_a_capsule_survives_its_bytes():
     training = Training("adamw")
     training.step(0)

@@ -20,6 +20,7 @@ from argosy.checkpoint.retention import Cadence, KeepBack, KeepBest, KeepEvery, 
 from argosy.checkpoint.saver import Mark, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
 from argosy.checkpoint.stores import foreign_kind
+from argosy.checkpoint.whole_save import save_whole
 
 if TYPE_CHECKING:
     from argosy.checkpoint.formats import export as export
@@ -63,6 +64,7 @@ __all__ = [
     "plain_values",
     "prune_steps",
     "restore",
+    "save_whole",
     "tensors",
     "verify",
 ]

@@ -113,6 +113,20 @@ class Committer:
             PeerLost: another rank could not write its part.
             DeadlinePassed: another rank did not come.
         """
+        written = self.write_part(draft, arena, filling)
+        if self.rank == 0:
+            try:
+                self._write_root(draft)
+            except BaseException as error:
+                self.give_up(draft.name, str(error))
+                raise
+        else:
+            self._await_root(draft)
+        self._pending, self._committed = "", draft.name
+        self._previous = {(each.name, each.box): each for each in written}
+
+    def write_part(self, draft: Draft, arena: memoryview, filling: Filling | None = None) -> list[Entry]:
+        """Write this rank's segment and index; returns what the index names. Raises as `commit` does."""
         self._pending = draft.name
         chosen: list[Chosen] = []
         path = ""
@@ -129,16 +143,7 @@ class Committer:
                 again_s = self.retry_after_s[attempt]
                 self.say(f"step {draft.step} in {self.store.name}: {error}; trying again in {again_s:g} s")
                 time.sleep(again_s)
-        if self.rank == 0:
-            try:
-                self._write_root(draft)
-            except BaseException as error:
-                self.give_up(draft.name, str(error))
-                raise
-        else:
-            self._await_root(draft)
-        self._pending, self._committed = "", draft.name
-        self._previous = {(each.name, each.box): each for each in chosen[0].named(draft.name, path)}
+        return chosen[0].named(draft.name, path)
 
     def _operations(
         self, path: str, draft: Draft, arena: memoryview, filling: Filling | None, chosen: "list[Chosen]"

@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple
 
+import msgspec
+
 from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.arranging import Arrangement, Habits, form_of
 from argosy.checkpoint.asking import (
@@ -266,17 +268,8 @@ class Saver:
                 form = form_of(described, wanted.roles, self._habits.quiet)
                 if self._arranged is None or self._arranged.form != form:
                     self._arranged = Arrangement(described, form)
-                draft = Draft(
-                    step=handle.step,
-                    name=name,
-                    rank=self.rank,
-                    size=self.size,
-                    entries=[],
-                    border=self._arranged.border,
-                    bytes=self._arranged.size,
-                    room=len(self._arranged.header),
-                    shared=self._arranged.shared,
-                    **said(described, wanted.roles),
+                draft = msgspec.structs.replace(
+                    draft_of(described, self._arranged, handle.step, name, wanted.roles),
                     tags=wanted.tags,
                     metrics=wanted.metrics,
                 )
@@ -401,6 +394,22 @@ class Saver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def draft_of(state: State, arranged: Arrangement, step: int, name: str, roles: Collection[Role] | None = None) -> Draft:
+    """What a rank's part of a step will hold; its entries are not known yet."""
+    return Draft(
+        step=step,
+        name=name,
+        rank=state.rank,
+        size=state.size,
+        entries=[],
+        border=arranged.border,
+        bytes=arranged.size,
+        room=len(arranged.header),
+        shared=arranged.shared,
+        **said(state, roles),
+    )
 
 
 def said(state: State, roles: Collection[Role] | None = None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from argosy.checkpoint import Cadence, Handle, KeepBack, KeepBest, KeepEvery, KeepLast, Mark, Saver
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, format_ranks
 from argosy.data import Queue
+from argosy.train.step import Diverged
 from argosy.transfer import State, describe, replicated
 
 if TYPE_CHECKING:
@@ -72,6 +73,23 @@ class Saves:
     def words(self) -> list[int]:
         """This rank's part of a vote: equal on all ranks."""
         return [self.asked, -self.asked]
+
+    def compare(self, run: "Run", words: Sequence[int]) -> None:
+        """All ranks have called `run.save` equally often, or the checkpoint would never be whole.
+
+        Raises:
+            Diverged: they have not.
+        """
+        if words[0] == -words[1]:
+            return
+        said = run.crew.gather((self.asked, self.site))
+        most, site = max(said)
+        others = format_ranks([rank for rank, (count, _) in enumerate(said) if count < most])
+        run.give_up()
+        raise Diverged(
+            f"not all ranks call run.save: rank {others} did not at {site}, before the vote on step {run.step:,}",
+            hint="a checkpoint is of all ranks: call run.save on each of them, after the same step",
+        )
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.healing import FromPeer, FromPockets, Told, decide_healing
 from argosy.train.keeping import state_of
 from argosy.train.pocket import Kind, Pocket, plan, unpack, write
-from argosy.train.rows import Row, read_log
+from argosy.train.rows import Row
 from argosy.train.scribe import merge_recent
 from argosy.train.tracking import Capsule, bytes_of
 
@@ -67,7 +67,7 @@ class Mending:
             case FromPeer():
                 self._from_peer(decision, told[decision.source])
             case FromPockets(step):
-                self._from_pocket(step)
+                self.from_pocket(step)
                 if not alive:
                     self.compare()
             case _:
@@ -91,7 +91,7 @@ class Mending:
         """The source sends its state to each fresh rank; what is local comes from that rank's own pocket."""
         run = self._run
         if healing.pocketed and run.rank == healing.source:
-            self._from_pocket(healing.step)
+            self.from_pocket(healing.step)
         if run.rank == healing.source and healing.fresh:
             run.saves.wait_for_copy()
             capsule = run.tracked.capture()
@@ -118,17 +118,13 @@ class Mending:
                 self.fresh = False
 
     def _take_local(self, step: int) -> None:
-        """What differs between ranks: as it was after the block, or else what the forward pass had changed."""
-        pocket = self._run.pocket
-        if pocket is None:
-            return
-        own = pocket.get(step, "final")
-        if own is None and (own := pocket.get(step, "local")) is not None:
-            own = Capsule({name: own.tensors[name] for name in own.values["changed"]}, {})
+        """What differs between ranks."""
+        own = None if self._run.pocket is None else self._run.pocket.own_of(step)
         if own is not None:
-            self._run.tracked.adopt(Capsule(own.tensors, {}))
+            self._run.tracked.adopt(own)
 
-    def _from_pocket(self, step: int) -> None:
+    def from_pocket(self, step: int) -> None:
+        """Take over this rank's own state of `step`, if it has another one."""
         run = self._run
         if not self.fresh and run.step == step:
             return
@@ -261,8 +257,6 @@ class Mending:
 
     def _catch_up(self) -> None:
         """A new rank 0 writes the rows that the old one had no time for, once it has met the others."""
-        run = self._run
-        if run.rank == 0 and self._behind:
-            known = {row.step for row in read_log(run.directory)}
-            run.scribe.write([row for row in run.scribe.recent if row.step not in known and row.step <= run.step])
+        if self._run.rank == 0 and self._behind:
+            self._run.scribe.catch_up()
         self._behind = False

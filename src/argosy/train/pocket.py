@@ -117,6 +117,13 @@ class Pocket:
         """The version of a step, where it lies."""
         return next((capsule for first, last, capsule in self._versions(kind) if first <= step <= last), None)
 
+    def own_of(self, step: int) -> Capsule | None:
+        """What a replica has for itself: as it was after the block, or else what the forward pass had changed."""
+        if (final := self.get(step, "final")) is not None:
+            return Capsule(final.tensors, {})
+        voted = self.get(step, "local")
+        return None if voted is None else Capsule({name: voted.tensors[name] for name in voted.values["changed"]}, {})
+
     def clear(self) -> None:
         """Forget all versions."""
         for path in self._folder.glob(f"{self._rank}.*[01]"):

@@ -6,11 +6,14 @@ R1  A row is written when its step has committed, once.
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
+from argosy.core import ConfigError
 from argosy.observe import Journal, read_journal
 
 FILE = "metrics/log"
@@ -35,6 +38,20 @@ class WentBack(msgspec.Struct, frozen=True, tag="back"):
 
 
 _decoder: msgspec.msgpack.Decoder[Row | WentBack] = msgspec.msgpack.Decoder(Row | WentBack)
+
+
+def at_call(name: str, value: Any) -> Any:
+    """A value as it is now: a number, or a copy of a tensor, which is read later: that may wait for an accelerator.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().clone()
+    if hasattr(value, "__float__") and not isinstance(value, Tensor):
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise ConfigError(f"run.log takes numbers: {name}={value!r:.80}", hint="keep other things in run.state")
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

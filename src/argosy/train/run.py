@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from argosy.checkpoint import KeepBack, KeepLast
 from argosy.collective import CollectiveMismatch, Superseded
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost, format_ranks
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
@@ -39,11 +40,12 @@ from argosy.train.parents import parse_parent
 from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
-from argosy.train.rows import HIGHEST, Best, Row, numbers
+from argosy.train.rows import HIGHEST, Best, Row, at_call, numbers
 from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
 from argosy.train.step import Diverged, Step
+from argosy.train.survivor_save import in_words, save_without_lost
 from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
@@ -141,18 +143,16 @@ class Run:
         Raises:
             ConfigError: a value is no number.
         """
-        for name, value in values.items():
-            if not hasattr(value, "__float__") or getattr(value, "numel", lambda: 1)() != 1:
-                raise ConfigError(f"run.log takes numbers: {name}={value!r:.80}", hint="keep other things in run.state")
+        logged = {name: at_call(name, value) for name, value in values.items()}
         if self.current is not None:
-            self.current.rows.update({k: v.detach() if hasattr(v, "detach") else v for k, v in values.items()})
+            self.current.rows.update(logged)
         else:
-            self.scribe.note(Row(self.step, time.time(), numbers(values)), self._until)
+            self.scribe.note(Row(self.step, time.time(), numbers(logged)), self._until)
 
     def best(self, name: str, *, highest: bool = False) -> Best:
         """The lowest value logged under a name (the highest with `highest`), its step and its age."""
         check_name("run.best", name)
-        return self.ledger.bests.setdefault(name + (HIGHEST if highest else ""), Best())
+        return copy(self.ledger.bests.get(name + (HIGHEST if highest else ""), Best()))
 
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
@@ -193,7 +193,7 @@ class Run:
                 self.failed(self.step, error, whole=True)
                 raise
             self.say(f"{name} after step {self.step} was given up: {error}")
-            self._lost_at = self._lost_at or (time.monotonic(), str(error))
+            self._lost_at = self._lost_at or (time.monotonic(), in_words(error))
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
@@ -294,21 +294,8 @@ class Run:
             self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
-        self._compare_saves(words[7:])
+        self.saves.compare(self, words[7:])
         return from_word(words[0])
-
-    def _compare_saves(self, words: Sequence[int]) -> None:
-        """All ranks have called `run.save` equally often, or the checkpoint would never be whole."""
-        if words[0] == -words[1]:
-            return
-        said = self.crew.gather((self.saves.asked, self.saves.site))
-        most, site = max(said)
-        others = format_ranks([rank for rank, (count, _) in enumerate(said) if count < most])
-        self.give_up()
-        raise Diverged(
-            f"not all ranks call run.save: rank {others} did not at {site}, before the vote on step {self.step:,}",
-            hint="a checkpoint is of all ranks: call run.save on each of them, after the same step",
-        )
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
@@ -336,8 +323,7 @@ class Run:
         if self.crew.kind != "replaceable":
             self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
-        what = str(loss or "a rank is lost").removeprefix("a rank of another group is lost: ")
-        self._lost_at = self._lost_at or (time.monotonic(), f"in step {number}: {what}")
+        self._lost_at = self._lost_at or (time.monotonic(), in_words(loss))
 
     def distrust(self, number: int) -> None:
         """This rank computed a step twice and got different gradients: another process takes its place."""
@@ -399,12 +385,15 @@ class Run:
             return True
         try:
             view = self.crew.meet(self._is_no_use, settled=self._settles)
-            self.wish.check()
+            if self.mending.fresh:  # With nothing to save it can leave at once.
+                self.wish.check()
             self.mending.heal(view)
-        except NobodyCame:
-            self.wish.check()
+        except NobodyCame as error:
+            save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
         except (PeerLost, DeadlinePassed, Superseded):
+            if self.wish.is_urgent:
+                save_without_lost(self, f"{self.wish.said} with {self._lost}")
             self.wish.check()
             return False
         if self.page is not None:
@@ -413,8 +402,12 @@ class Run:
             since, what = self._lost_at
             self._lost_at = None
             if self.rank == self.mending.speaker:
-                self.tell(f"{what}; together again after {time.monotonic() - since:.1f} s, at step {self.step}")
+                self.tell(f"{what}; resumed step {self.step:,} after {time.monotonic() - since:.1f} s")
         return True
+
+    @property
+    def _lost(self) -> str:
+        return self._lost_at[1] if self._lost_at is not None else "a rank is missing"
 
     def _is_no_use(self) -> bool:
         self.leaving.check()
@@ -446,7 +439,7 @@ class Run:
         with self.crew.latched() or nullcontext() as latch:
             words = self.crew.ask(self.saves.words(), latch)
         if words is not None:
-            self._compare_saves(words)
+            self.saves.compare(self, words)
         durable = words is not None and self.saves.finish(self)
         with self.crew.latched() or nullcontext() as latch:
             together = self.crew.ask([int(durable)], latch)
@@ -457,8 +450,7 @@ class Run:
         self.scribe.write([])
         if self.rank == 0 and reached:
             self.saves.mark_finished(self.step, self._until)
-        again = "; the same command goes on from there" if not reached and self.wish.is_urgent else ""
-        self.say(f"{'finished' if reached else self.wish.reason()} after step {self.step:,}{again}")
+        self.say(f"finished after step {self.step:,}" if reached else self.wish.outcome(self.step))
         self.wish.leave(reached)
         return True
 

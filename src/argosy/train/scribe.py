@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from argosy.train.rows import HIGHEST, Best, Line, Log, Row, WentBack
+from argosy.train.rows import HIGHEST, Best, Line, Log, Row, WentBack, read_log
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -61,6 +61,11 @@ class Scribe:
             if not waited:
                 self._run.tell(f"the log from step {self._unwritten[0].step} on waits in memory: {error.strerror}")
             del self._unwritten[:-UNWRITTEN_MAX]
+
+    def catch_up(self) -> None:
+        """Write the rows that a lost rank 0 had no time for."""
+        known = {row.step for row in read_log(self._run.directory)}
+        self.write([row for row in self.recent if row.step not in known and row.step <= self._run.step])
 
     def _look(self, now: float) -> None:
         """Somebody may have removed the directory: what is written to it would be seen by nobody."""

@@ -35,10 +35,16 @@ class Wishes:
     def agree(self, wish: int) -> None:
         self.agreed = max(self.agreed, Wish(wish))
 
-    def reason(self) -> str:
+    def outcome(self, step: int) -> str:
+        """The line that says how the loop ended after `step`."""
         if self.agreed is Wish.STOP:
-            return "stopped" + (f" ({self._reason})" if self._reason else "")
-        return "told to leave: saved" if self.agreed is Wish.LEAVE else "interrupted: saved"
+            return f"stopped after step {step:,}" + (f": {self._reason}" if self._reason else "")
+        return f"{self.said}: saved step {step:,}; the same command resumes from there"
+
+    @property
+    def said(self) -> str:
+        """What came from outside."""
+        return "interrupted" if max(self.asked, self.agreed) is Wish.INTERRUPT else "stopped by SIGTERM"
 
     def listen(self) -> None:
         """Take SIGTERM and SIGINT as wishes; a second SIGINT interrupts at once."""

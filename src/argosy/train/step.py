@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from argosy.collective import CollectiveMismatch
-from argosy.core import ArgosyError, ConfigError
+from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.train.asked import check_count, check_name
 from argosy.train.spikes import NOTHING
@@ -134,6 +134,9 @@ class Step:
             if run.wish.is_urgent:
                 leave_at = min(leave_at, time.monotonic() + LEAVE_S)
             if time.monotonic() >= leave_at:
+                if run.crew.kind == "replaceable":  # No rank can finish the step: a survivor saves the one before.
+                    self._latch.trip(PeerLost(f"rank {run.rank}", "stopped while it waited for items"))
+                    raise Abandoned("told to stop while it waited for items")
                 run.wish.check()
 
         return check

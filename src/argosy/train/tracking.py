@@ -168,7 +168,7 @@ class Tracked:
     def settle(self) -> None:
         """After an attempt that was broken off: nothing of it is left in scalers and FSDP2's pipelines (rule 9)."""
         for other in self.others.values():
-            if isinstance(other, torch.amp.GradScaler):
+            if isinstance(other, torch.amp.GradScaler) and other.is_enabled():  # One that is off has no such states.
                 cast(Any, other)._per_optimizer_states.clear()
         for module in self.modules.values():
             if hasattr(module, "reset_iter_state"):

@@ -51,7 +51,7 @@ def is_short(tensor: Tensor) -> bool:
     if tensor.untyped_storage().nbytes() >= size:
         return tensor.data_ptr() == 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def check_cut(name: str, inner: Mapping[str, Tensor], layout: Layout) -> None:

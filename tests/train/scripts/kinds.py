@@ -164,7 +164,7 @@ class Hybrid(Sharded):
 
 
 class Adapted(Plain):
-    """A frozen model with small matrices beside it that learn (LoRA)."""
+    """A frozen model with small matrices beside it that learn (LoRA), and a scaler that is switched off."""
 
     def build(self):
         base = network().requires_grad_(False)
@@ -172,15 +172,17 @@ class Adapted(Plain):
         nn.init.zeros_(up.weight)
         self.model = wrapped(self.run, Beside(base, nn.Sequential(down, up)))
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.01)
-        self.run.track(model=self.model, optimizer=self.optimizer)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        self.run.track(model=self.model, optimizer=self.optimizer, scaler=self.scaler)
 
     def step(self, step, place):
         batch = step.batch(self.data)
         place("forward")
         self.loss = (self.model(batch) - 1).square().mean()
-        self.loss.backward()
+        self.scaler.scale(self.loss).backward()
         place("before vote")
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         place("after vote")
         return self.data.handed.ids
 

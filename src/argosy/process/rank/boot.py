@@ -1,7 +1,7 @@
 """A forked rank's life: from the fork to user code as `__main__`, and to an end like the interpreter's own.
 
 B1  What the user's code can see (stdio, argv, path, environment, signals, seeds) is as `python -u script` shows it.
-B2  No frame of Argosy's stands in a traceback.
+B2  No frame of Argosy's stands in a traceback, except at its end where Argosy itself broke.
 B3  Never Py_Finalize: it would touch every page that is shared with the zygote.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import setproctitle
 
+from argosy.core import ArgosyError
 from argosy.observe import Flag, Page, Phase, Ring, install_when_imported, record_spans
 from argosy.process.evidence.stacks import arm
 from argosy.process.host.messages import RankSpec
@@ -150,12 +151,16 @@ def _hide_frames(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        frames: list[types.TracebackType] = []
+        frames, tail = list[types.TracebackType](), list[types.TracebackType]()
         trace = each.__traceback__
         while trace is not None:
-            if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-                frames.append(trace)
+            if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                tail.append(trace)
+            else:
+                frames, tail = [*frames, trace], []
             trace = trace.tb_next
+        if frames and not isinstance(each, ArgosyError) and isinstance(each, Exception):
+            frames += tail
         kept: types.TracebackType | None = None
         for frame in reversed(frames):
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)

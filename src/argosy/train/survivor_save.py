@@ -1,0 +1,153 @@
+"""Save the newest step while ranks are missing: one survivor writes the parts of all ranks.
+
+V1  Of replicas a survivor has everything; the shards of lost ranks are still in their pockets.
+V2  One survivor saves: the others wait for a lock, which a death releases, and find its note.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from argosy.checkpoint import list_steps, save_whole
+from argosy.core import ArgosyError, PeerLost
+from argosy.fabric import here
+from argosy.train.keeping import FLUSH_S, state_of
+from argosy.train.pocket import Pocket
+from argosy.train.tracking import Capsule
+from argosy.transfer import Member, State, Unit
+
+if TYPE_CHECKING:
+    from argosy.train.run import Run
+
+SETTLE_S = 1.0
+"""How long another survivor may take to put its shard of the newest step into its pocket."""
+_POLL_S = 0.01
+
+
+class NotHeld(ArgosyError):
+    """No survivor has some part of the state."""
+
+
+def in_words(loss: BaseException | None) -> str:
+    """Who was lost, and why, for a line that goes on."""
+    if not isinstance(loss, PeerLost):
+        return str(loss or "a rank lost")
+    # Of a rank that another group lost, the cause says everything.
+    peer, lost, cause = loss.cause.rpartition(" is lost: ")
+    peer = peer.rpartition(": ")[2] if lost else loss.peer
+    return f"{peer} lost ({cause.removeprefix('killed by ')})"
+
+
+def save_without_lost(run: "Run", why: str) -> None:
+    """Make the newest step durable, or report what is lost; `why` begins the line. Of several survivors one does it."""
+    memory = here().memory
+    if memory is None or run.mending.fresh or not run.step:
+        return
+    run.saves.forget()
+    fd = os.open(memory / "last_save", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if _locked(fd) and (note := f"{len(run.ledger.eras)}.{run.step}".encode()) != os.pread(fd, 64, 0):
+            run.tell(f"{why}{_save(run, memory)}")
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, note, 0)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    deadline = time.monotonic() + FLUSH_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        else:
+            return True
+    return False
+
+
+def _save(run: "Run", memory: Path) -> str:
+    """The rest of the line: what was saved, or what is lost."""
+    had, reason = run.step, ""
+    durable = _newest(run)
+    try:
+        if durable != run.step:
+            pockets = [Pocket(memory, rank) for rank in range(run.size)]
+            if not run.mending.copies:
+                run.mending.from_pocket(_common(run, pockets))
+            save_whole(run.directory, _parts(run, pockets), run.step, era=len(run.ledger.eras), say=run.tell)
+            run.scribe.catch_up()
+            durable = run.step
+    except (ArgosyError, OSError) as error:
+        reason = f" ({error})"
+    if durable < had:
+        steps = f"steps {durable + 1:,} to {had:,} are" if had > durable + 1 else f"step {had:,} is"
+        there = f"the newest checkpoint is of step {durable:,}" if durable else "there is no checkpoint"
+        return f": {steps} lost; {there}{reason}"
+    return f": saved step {durable:,}; the same command resumes from there"
+
+
+def _newest(run: "Run") -> int:
+    """The newest durable step that a resume would take."""
+    steps = [(each.era, each.step) for each in list_steps(run.directory) if not each.fault]
+    return max(steps)[1] if steps else 0
+
+
+def _common(run: "Run", pockets: list[Pocket]) -> int:
+    """The newest step of which every rank's shard is in its pocket."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        common = set[int].intersection(*(set(pocket.steps("full")) for pocket in pockets))
+        if run.step in common or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    if not common:
+        raise NotHeld("no step is in the shared memory of all ranks")
+    return max(common)
+
+
+def _parts(run: "Run", pockets: list[Pocket]) -> Iterator[State]:
+    """The state of each rank, rank 0's last."""
+    state = state_of(run)
+    if run.mending.holders:
+        raise NotHeld("each rank has tensors that no other rank has")
+    names = {_place(tensor): name for name, tensor in run.tracked.capture().tensors.items()}
+    for rank in reversed(range(run.size)):
+        if rank == run.rank:
+            yield state
+        else:
+            own = pockets[rank].own_of(run.step) if run.mending.copies else pockets[rank].get(run.step, "full")
+            yield _state_of(rank, state, own or Capsule({}, {}), names)
+
+
+def _state_of(rank: int, state: State, own: Capsule, names: dict[Any, str]) -> State:
+    """The state of another rank: `own` are its own tensors, the others are copies of this rank's."""
+    units: dict[str, Unit] = {}
+    for name, unit in state.units.items():
+        members: dict[str, Member] = {}
+        for key, member in unit.members.items():
+            found = own.tensors.get(names.get(_place(member.local), ""))
+            if found is None and _box(member, rank) != _box(member, state.rank):
+                raise NotHeld(f"no survivor has rank {rank}'s part of {name}")
+            members[key] = member if found is None else msgspec.structs.replace(member, local=found)
+        units[name] = Unit(name, members, unit.options, unit.aliases)
+    return replace(state, rank=rank, units=units)
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    """Where a tensor lies: the same for all views of it, and another one for each that has no cells."""
+    if tensor is None:
+        return ()
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.dtype)
+
+
+def _box(member: Member, rank: int) -> list[Any]:
+    return [(piece.box, piece.offset, piece.strides) for piece in member.layout.held.get(rank, ())]
