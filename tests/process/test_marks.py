@@ -36,9 +36,9 @@ def test_what_was_forked_is_found_by_the_page(page: Path):
     with said.open("wb") as out:  # A pipe would be held open by the child.
         subprocess.run([sys.executable, "-c", FORKS, str(page)], stdout=out, check=True)
     child = int(said.read_text())
-    kill_marked("another/main/0.0", None, f"{page}.other")
+    kill_marked({"another/main/0.0": f"{page}.other"})
     assert not gone(child)
-    kill_marked("run/main/0.0", None, str(page))
+    kill_marked({"run/main/0.0": str(page)})
     until(lambda: gone(child), "the end of what was forked", 10.0)
 
 
@@ -47,7 +47,7 @@ def test_what_was_executed_is_found_by_the_mark():
     child = subprocess.Popen(sleeper, env={MARK: "run-7/main/0.0"}, start_new_session=True)
     other = subprocess.Popen(sleeper, env={MARK: "run-7/main/0.01"}, start_new_session=True)
     until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), "the program", 10.0)
-    kill_marked("run-7/main/0.0", None, "")
+    kill_marked({"run-7/main/0.0": ""})
     assert child.wait(10.0) == -9
     assert other.poll() is None
     other.kill()

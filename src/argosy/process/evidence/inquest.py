@@ -1,11 +1,16 @@
 """Evidence about one run: incidents when a rank fails, and the watch for hangs. The shell around the pure parts.
 
 Nothing here blocks: `poll` is called by the agent's loop, often while stacks are being taken, else four times a second.
+Logs are read and incidents are written in the background.
 """
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from argosy.core import RankId, WaitStatus
 from argosy.observe import Flag
@@ -59,11 +64,15 @@ class Inquest:
         self._exits = [exit for exit in self._exits if exit.rank.index != rank.index]  # Of an earlier generation.
         self._hang = None
 
-    def exited(self, rank: RankId, status: WaitStatus, oom: str) -> None:
+    def recover(self, exits: Sequence[Exit]) -> None:
+        """Take over the exits that an earlier agent saw and has not written an incident about."""
+        self._exits = list(exits)
+
+    def exited(self, rank: RankId, status: WaitStatus, oom: str, now: float) -> None:
         """A process ended; its log is read when an incident is written."""
         self._tracker.exited(rank.index, status)
         asked = self._run.state.slots[rank.index].asked
-        self._exits.append(Exit(rank=rank, status=status, at=time.time(), asked=asked, oom=oom))
+        self._exits.append(Exit(rank=rank, status=status, at=now, asked=asked, oom=oom))
 
     def take(self, first: RankId, cause: str) -> None:
         """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
@@ -85,7 +94,7 @@ class Inquest:
                 self._write_crash(stacks)
             elif self._suspect is not None:
                 self._judge(self._suspect, stacks)
-        if now - self._sampled_at >= SAMPLE_S:
+        if now - self._sampled_at >= SAMPLE_S and not self._run.state.ended:
             self._sampled_at = now
             self._sample(now)
 
@@ -158,8 +167,8 @@ class Inquest:
             stacks=summarise(stacks),
             notes=list(verdict.details),
         )
-        self._write(incident, stacks)
-        run.tell_fact(facts.HangSeen(at=time.time(), summary=verdict.headline, incident=incident.id))
+        seen = facts.HangSeen(at=time.time(), summary=verdict.headline, incident=incident.id)
+        self._write(lambda: incident, stacks, lambda _: run.tell_fact(seen))
 
     def _kill_if_overdue(self, hang: Hang, now: float) -> None:
         timeout_s = self._run.launch.hang_timeout_s
@@ -176,43 +185,63 @@ class Inquest:
         assert self._crash is not None
         first, cause = self._crash
         self._crash = None
-        exits = [self._with_logs(exit) for exit in self._exits]
-        self._exits = [exit for exit in self._exits if exit.status.ok]
-        failure = first_failure(exits)
-        run = self._run
-        if failure is not None:
-            incident = crash_incident(failure, stacks, host=run.record.host, launch=run.number)
-        else:  # A hang that is treated as a failure: nobody has exited.
-            incident = Incident(
-                id=incident_id(time.time(), "stop", first),
-                at=time.time(),
-                kind="stop",
-                host=run.record.host,
-                launch=run.number,
-                headline=cause,
-                first=first,
-                stacks=summarise(stacks),
-            )
-        self._write(incident, stacks)
-        run.tell_fact(facts.IncidentTaken(at=time.time(), incident=incident.id, headline=incident.headline))
-        run.feed(root.EvidenceTaken())
+        exits = self._exits
+        self._exits = [exit for exit in exits if exit.status.ok]
+        self._write(partial(self._crash_incident, first, cause, exits, stacks), stacks, self._crash_written)
 
-    def _with_logs(self, exit: Exit) -> Exit:
-        stem = f"{exit.rank.index}.{exit.rank.generation}"
-        logs: Path = self._run.logs
-        parts = [log_tail(logs / f"{stem}.{stream}") for stream in ("out", "err")]
-        return Exit(
-            rank=exit.rank,
-            status=exit.status,
-            at=exit.at,
-            asked=exit.asked,
-            oom=exit.oom,
-            log_tail="\n".join(part.rstrip("\n") for part in parts if part),
-            exception=error_file_text(logs / f"{stem}.error.json"),
+    def _crash_incident(
+        self, first: RankId, cause: str, exits: Sequence[Exit], stacks: Mapping[int, Stack]
+    ) -> Incident:
+        """In the background: read the logs, and put together what is known."""
+        run = self._run
+        failure = first_failure([_with_logs(exit, run.logs) for exit in exits])
+        if failure is not None:
+            return crash_incident(failure, stacks, host=run.record.host, launch=run.number)
+        return Incident(  # A hang that is treated as a failure: nobody has exited.
+            id=incident_id(time.time(), "stop", first),
+            at=time.time(),
+            kind="stop",
+            host=run.record.host,
+            launch=run.number,
+            headline=cause,
+            first=first,
+            stacks=summarise(stacks),
         )
 
-    def _write(self, incident: Incident, stacks: dict[int, Stack]) -> None:
-        try:
-            write_incident(self._run.directory.path / "incidents", incident, stacks)
-        except OSError as error:
-            self._run.notice(f"the evidence could not be written: {error.strerror}")
+    def _crash_written(self, incident: Incident | None) -> None:
+        if incident is not None:
+            taken = facts.IncidentTaken(at=time.time(), incident=incident.id, headline=incident.headline)
+            self._run.tell_fact(taken)
+        self._run.feed(root.EvidenceTaken())
+
+    def _write(
+        self, make: Callable[[], Incident], stacks: Mapping[int, Stack], then: Callable[[Incident | None], None]
+    ) -> None:
+        """Write an incident in the background, then call `then`; with None if not even `make` came to its end."""
+        run = self._run
+
+        def write() -> tuple[Incident, str]:
+            incident = make()
+            try:
+                write_incident(run.directory.path / "incidents", incident, stacks)
+            except OSError as error:
+                return incident, error.strerror or str(error)
+            return incident, ""
+
+        def written(outcome: tuple[Incident, str] | Exception) -> None:
+            incident, trouble = (None, str(outcome)) if isinstance(outcome, Exception) else outcome
+            if trouble:
+                run.notice(f"the evidence could not be written: {trouble}")
+            then(incident)
+
+        run.jobs.do("writing evidence", write, written)
+
+
+def _with_logs(exit: Exit, logs: Path) -> Exit:
+    stem = f"{exit.rank.index}.{exit.rank.generation}"
+    parts = [log_tail(logs / f"{stem}.{stream}") for stream in ("out", "err")]
+    return msgspec.structs.replace(
+        exit,
+        log_tail="\n".join(part.rstrip("\n") for part in parts if part),
+        exception=error_file_text(logs / f"{stem}.error.json"),
+    )

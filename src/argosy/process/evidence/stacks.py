@@ -5,7 +5,7 @@ of stopped and blocked ones the kernel's word is taken. Reading and grouping sta
 
 S1  The signal goes only to the very process that armed itself: same start time, still catching the signal,
     still holding its stack file open. So it never kills an exec'd program or a reused pid.
-S2  `Taking.step` never blocks, but for a py-spy that was killed to be gone.
+S2  `Taking.step` never blocks.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SETTLE_S = 0.015
 SETTLE_MAX_S = 1.0
 SPIES_MAX = 8
 BEGUN_MAX = 8  # per step, which thus stays short
-KILLED_S = 0.2
+KILLED_S = 5.0
 _FD_MIN = 200  # out of the way of descriptors that a script may count on
 
 
@@ -263,12 +263,15 @@ class _Spy:
         return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:
-        """End it; a tracer that dies at the wrong moment leaves the rank stopped, so set that going again."""
-        if self._process is None:
-            return
-        self._process.kill()
+        """End it; a thread waits for that."""
+        if self._process is not None:
+            self._process.kill()
+            threading.Thread(target=self._bury, args=(self._process,), daemon=True).start()
+
+    def _bury(self, process: "subprocess.Popen[bytes]") -> None:
+        """A tracer that dies at the wrong moment leaves the rank stopped, so set that going again."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(KILLED_S)
+            process.wait(KILLED_S)
         self._contents()
         proc = read_proc(self.target.pid)
         if self.proc.state not in "Tt" and proc is not None and proc.start == self.target.start:

@@ -16,12 +16,12 @@ from argosy.process.evidence.frames import place_in
 from argosy.process.evidence.incident import Incident, StackGroup
 from argosy.process.run.facts import (
     AnyFact,
+    DiskTrouble,
     GaveUp,
     HangSeen,
     IncidentTaken,
     LaunchEnded,
     LaunchStarted,
-    LogTrouble,
     RankExited,
     RankPaused,
     Restarting,
@@ -240,8 +240,8 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 events.append(Event(fact.at, f"gave up: {reason}"))
             case StopAsked(by=by):
                 events.append(Event(fact.at, f"asked to stop by {by}"))
-            case LogTrouble(what=what):
-                events.append(Event(fact.at, f"log of rank {fact.rank.index}: {what}"))
+            case DiskTrouble(what=what):
+                events.append(Event(fact.at, what))
             case LaunchEnded(code=code, reason=reason):
                 why = "" if code == 0 or reason.startswith("rank ") else f": {reason}"  # Ranks are told of above.
                 events.append(Event(fact.at, f"ended with code {code}{why}"))

@@ -8,19 +8,22 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from argosy._select import native
 from argosy.core import WaitStatus
 from argosy.process.host.agentlog import Remembered, recall
 from argosy.process.host.exits import read_exits
 from argosy.process.host.messages import Born, Child, ChildExited
-from argosy.process.host.proc import open_process, zombie_status
+from argosy.process.host.proc import is_alive, open_process, zombie_status
 from argosy.process.host.running import Running
 from argosy.process.host.storeport import StorePort
 from argosy.process.rank.environment import seal_environment
-from argosy.process.run import root
+from argosy.process.run import facts, root
+from argosy.process.run.rundir import read_facts
 
 if TYPE_CHECKING:
     from argosy.process.host.agent import Agent
@@ -42,35 +45,51 @@ class Adoption:
         return bool(self._dead)
 
     def begin(self) -> None:
-        """Recall the runs of an earlier agent and take their processes over."""
+        """Recall the runs of an earlier agent, take their processes over, and do what it did not live to do (P5)."""
         exits = self._exits()
-        for run, remembered in recall(self._agent.runtime).items():
+        recalled = recall(self._agent.runtime)
+        for run, remembered in recalled.items():
             running = self._take_over(run, remembered)
+            for child in [] if remembered.trouble else list(running.children.values()):
+                self._take_in(running, child, exits)
+        self.learn(self._agent.inherited)
+        for run, remembered in recalled.items():
+            running = self._agent.runs[run]
             if remembered.trouble:  # One run that cannot be carried on must not take the others along.
+                running.state = msgspec.structs.replace(running.state, ended=True)
                 running.finish(1, f"the agent cannot carry it on: {remembered.trouble}")
                 continue
-            for child in list(running.children.values()):
-                if child.born in exits:
-                    running.exited(ChildExited(child, exits[child.born]))
-                elif running.state.rank(child.rank.index) == child.rank:
-                    self.watch(child)
-            if run in self._agent.runs and running.state.turns:
-                running.feed(root.EvidenceTaken())  # The evidence that was being taken is lost with its taker.
-        self.learn(self._agent.inherited)
-        for running in [run for run in self._agent.runs.values() if run.launch.kind == "program"]:
-            if running.state.began:
-                running.start_waiting()
-            else:
+            running.feed(root.Recovered())
+            if running.launch.kind == "program" and not running.state.began:
                 running.feed(root.Begin())
         for name in list(self._agent.shelf):  # Of runs that were never accepted, or are over.
             os.close(self._agent.shelf.pop(name))
             self._agent.drop(name)
 
+    def _take_in(self, running: Running, child: Child, exits: Mapping[Born, WaitStatus]) -> None:
+        """A process that the log knows of: it is the rank that it was, has ended, or is nobody's any more."""
+        if running.state.rank(child.rank.index) != child.rank:
+            if is_alive(child.born):
+                running.traces.kill({child.rank: child})
+            return
+        if running.awaits(child.rank):
+            running.feed(root.Started(child.rank, child.born.pid))
+        if child.born in exits:
+            running.exited(ChildExited(child, exits[child.born]))
+        else:
+            self.watch(child)
+
     def learn(self, children: Sequence[Child]) -> None:
         """Take in processes that an earlier agent asked for and did not live to write down."""
         for child in children:
             run = self._agent.runs.get(child.run)
-            if run is not None and child.what == "rank" and child.rank not in run.children:
+            if run is None:
+                continue
+            if child.what == "store":
+                unknown = run.store_child is None and child.rank.generation == run.state.store
+            else:
+                unknown = child.rank not in run.children or run.awaits(child.rank)
+            if unknown:
                 run.forked(child)
         for record in read_exits(self._agent.runtime):  # They may even have ended meanwhile.
             run = self._agent.runs.get(record.child.run)
@@ -87,21 +106,33 @@ class Adoption:
         running.environment_lost = lost
         running.record.started_at = launched.started_at
         running.state = remembered.state
-        for child in remembered.children.values():
+        for rank, child in remembered.children.items():
             if child.what == "store":
                 running.store_child = child
+            elif rank == running.state.rank(rank.index) and running.state.slots[rank.index].alive:
+                running.watch_rank(child, remembered.started_at.get(rank, time.time()))
             else:
-                running.children[child.rank] = child
-                running.inquest.started(child.rank)
-        if remembered.port:
+                running.children[rank] = child
+        running.inquest.recover(remembered.exits)
+        if (opened := remembered.opened) is not None:
             listener = agent.shelf.pop(f"store:{run}", None)
-            running.store = StorePort.known(remembered.port, listener, running.state.slots[0].generation)
-            running.watch_store()
+            running.store = StorePort.known(opened.port, listener, opened.generation)
+        self._recover_facts(running, remembered)
         agent.runs[run] = running
         agent.linger_s = launched.launch.linger_s
         if not launched.launch.detached:
             running.lease_until = time.monotonic() + 10.0
         return running
+
+    def _recover_facts(self, running: Running, remembered: Remembered) -> None:
+        """Record what the earlier agent was about to record."""
+        recorded = read_facts(running.directory.path)
+        known = {msgspec.msgpack.encode(fact) for fact in recorded}
+        for fact in (running.launched, *remembered.facts):
+            if msgspec.msgpack.encode(fact) not in known:
+                running.tell_fact(fact)
+        ends = [fact for fact in recorded if isinstance(fact, facts.LaunchEnded) and fact.launch == running.number]
+        running.end_recorded = bool(ends)
 
     def environments(self, runs: Sequence[str], fds: list[int]) -> None:
         """Take back the environments that agent and warden lost; the caller closes `fds`."""

@@ -27,7 +27,7 @@ from argosy.fabric import Arrive, Assist, Link, accept, listen, peer_credentials
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
 from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
-from argosy.process.host.answers import answer_environment, answer_list, answer_stacks
+from argosy.process.host.answers import StackRequest, answer_environment, answer_list
 from argosy.process.host.attaching import find_warden
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.exits import forget_exits
@@ -85,6 +85,10 @@ class Agent:
         self.runs: dict[str, Running] = {}
         self.pool = Pool(runtime, self.spawn)
         self.wakes: list[tuple[float, str]] = []
+        self.stack_requests: list[StackRequest] = []
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable when a background job is over."""
+        self.selector.register(self.wake_fd, selectors.EVENT_READ, lambda: os.eventfd_read(self.wake_fd))
         self.linger_s = 600.0
         self.idle_since = time.monotonic()
         self.upkeep_at = 0.0
@@ -116,7 +120,7 @@ class Agent:
 
     def patience(self) -> float:
         """Seconds until something must be looked at, if nobody calls."""
-        if any(run.inquest.busy for run in self.runs.values()):
+        if self.stack_requests or any(run.inquest.busy for run in self.runs.values()):
             return FAST_S
         patience = SAMPLE_S if self.runs else 1.0
         if any(link.wants_write for link in self.links):
@@ -136,7 +140,9 @@ class Agent:
             _, run = heapq.heappop(self.wakes)
             if run in self.runs:
                 self.runs[run].feed(root.Tick())
+        self.stack_requests = [request for request in self.stack_requests if not request.step()]
         for running in list(self.runs.values()):
+            running.jobs.collect()
             running.inquest.poll(time.monotonic())
             if running.lease_until is not None and time.monotonic() > running.lease_until:
                 running.lease_until = None
@@ -144,7 +150,8 @@ class Agent:
         self.adoption.tick()
         if time.monotonic() >= self.upkeep_at:
             self.upkeep_at = time.monotonic() + UPKEEP_S
-            for running in list(self.runs.values()):
+            self.log.retry()
+            for running in [run for run in self.runs.values() if not run.state.ended]:
                 running.upkeep()
             self.mend()
             self.pool.trim({run.launch.key for run in self.runs.values()})
@@ -195,6 +202,9 @@ class Agent:
         link.close()
         self.links.discard(link)
         self.pool.lost(link)
+        for request in [request for request in self.stack_requests if request.link is link]:
+            request.close()
+            self.stack_requests.remove(request)
         self.mend()
         for run in list(self.runs.values()):
             if link in run.watchers:
@@ -254,7 +264,7 @@ class Agent:
                     send_signal(child.born, message.signal)
                 link.send(Done())
             case TakeStacks():
-                answer_stacks(link, run, message)
+                self.stack_requests.append(StackRequest(link, run, message))
             case GetEnvironment():
                 answer_environment(link, run, message)
 
@@ -282,7 +292,7 @@ class Agent:
                 self.hold(f"stdin:{run}", running.stdin)
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError):
-                claimed.release()
+                claimed.release(run)
                 for path in new:
                     with contextlib.suppress(OSError):
                         path.rmdir()
@@ -352,7 +362,7 @@ class Agent:
         if not self.pool.greeted(hello, link):
             link.send(Retire())
         for run in runs:
-            if run.zygote is None and not self.pool.serves(run.launch, run.zygote_ready):
+            if run.zygote is None and not self.pool.will_call(run.launch, run.zygote_ready):
                 self.want_zygote(run)
 
     def mend(self) -> None:
@@ -361,7 +371,7 @@ class Agent:
             if run.needs_zygote and run.launch.key not in self.zygotes_alive:
                 if run.zygote is not None and run.zygote.link is None:
                     run.zygote = None
-                if not self.pool.serves(run.launch, run.zygote_ready):
+                if run.zygote is None and not self.pool.will_call(run.launch, run.zygote_ready):
                     self.want_zygote(run)
 
     # --- what runs need of the host
@@ -375,6 +385,9 @@ class Agent:
     def wake_at(self, run: Running, at: float) -> None:
         heapq.heappush(self.wakes, (at, run.run))
 
+    def wake(self) -> None:
+        os.eventfd_write(self.wake_fd, 1)
+
     def log_event(self, run: Running, event: root.Event, now: float) -> None:
         if not isinstance(event, root.Tick) or run.state.turns:
             self.log.append(Fed(run.run, event, now))
@@ -382,8 +395,11 @@ class Agent:
     def log_child(self, run: Running, child: Child) -> None:
         self.log.append(Has(run.run, child))
 
-    def log_port(self, run: Running, port: int) -> None:
-        self.log.append(Opened(run.run, port))
+    def log_port(self, run: Running, port: int, generation: int) -> None:
+        self.log.append(Opened(run.run, port, generation))
+
+    def log_trouble(self) -> str:
+        return self.log.trouble
 
     def release_spares(self, run: Running) -> None:
         self.pool.release(run.launch, run.run)
@@ -395,7 +411,8 @@ class Agent:
         self.adoption.settled(child)
 
     def watch_listener(self, run: Running, fd: int) -> None:
-        self.selector.register(fd, selectors.EVENT_READ, run.serve_store)
+        if fd not in self.selector.get_map():
+            self.selector.register(fd, selectors.EVENT_READ, run.serve_store)
 
     def forget_listener(self, fd: int) -> None:
         if fd in self.selector.get_map():

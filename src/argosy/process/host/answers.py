@@ -1,16 +1,21 @@
 """What an agent answers when somebody looks at its runs."""
 
+import contextlib
 import os
+import time
 from collections.abc import Iterable
 
+from argosy.core import PeerLost
 from argosy.fabric import Link
 from argosy.process.evidence.frames import group_stacks, place, stacks_text
-from argosy.process.evidence.stacks import take
+from argosy.process.evidence.stacks import Taking
 from argosy.process.host.messages import (
     DaemonInfo,
     Environment,
     GetEnvironment,
+    RankInfo,
     Refused,
+    RunInfo,
     Runs,
     Stacks,
     StackText,
@@ -18,8 +23,10 @@ from argosy.process.host.messages import (
     ToAgent,
 )
 from argosy.process.host.pool import Pool
+from argosy.process.host.proc import start_ticks
 from argosy.process.host.running import Running
 from argosy.process.run.launch import rank_defaults
+from argosy.process.run.root import Slot, describe
 
 STACKS_S = 10.0
 
@@ -28,19 +35,64 @@ def answer_list(runs: Iterable[Running], pool: Pool, warden_pid: int) -> Runs:
     """The living runs and what lingers."""
     daemons = [DaemonInfo("warden", warden_pid), DaemonInfo("agent", os.getpid())]
     daemons += [DaemonInfo("zygote", zygote.pid) for zygote in pool.zygotes.values() if zygote.pid]
-    return Runs([run.info() for run in runs], daemons)
+    return Runs([_info(run) for run in runs], daemons)
 
 
-def answer_stacks(link: Link[ToAgent], run: Running, message: TakeStacks) -> None:
-    """Take the stacks of some ranks; equal ones are grouped."""
-    targets = run.inquest.targets(message.ranks)
-    native = [targets[0].index] if message.native and targets else []
-    stacks = take(targets, STACKS_S, native=native)
-    groups = [
-        StackText(list(ranks), stacks_text({ranks[0]: stack}), place(stack)) for ranks, stack in group_stacks(stacks)
+def _info(run: Running) -> RunInfo:
+    steps = {rank.index: progress.reached or progress.steps for rank, progress in run.progress().items()}
+    ranks = [
+        RankInfo(slot.index, slot.generation, slot.pid, _rank_state(run, slot), steps.get(slot.index, 0))
+        for slot in run.state.slots
     ]
-    missing = [index for index in message.ranks if index not in stacks]
-    link.send(Stacks(groups, [f"rank {index} is not alive" for index in missing]))
+    return RunInfo(
+        run.run,
+        run.launch.name,
+        run.launch.directory,
+        describe(run.state) + (", disk trouble" if any(run.troubles.values()) else ""),
+        run.launch.size,
+        run.record.started_at,
+        run.launch.detached,
+        ranks,
+        run.launch.dims,
+        [pid for pid in run.spares if start_ticks(pid) is not None],
+    )
+
+
+def _rank_state(run: Running, slot: Slot) -> str:
+    """One word or two."""
+    if slot.starting:
+        return "starting"
+    if slot.pid:
+        return "stopped" if slot.index in run.paused else "running"
+    return str(slot.status) if slot.status is not None else "waiting"
+
+
+class StackRequest:
+    """Stacks of some ranks that are being taken for a client."""
+
+    def __init__(self, link: Link[ToAgent], run: Running, message: TakeStacks) -> None:
+        targets = run.inquest.targets(message.ranks)
+        native = [targets[0].index] if message.native and targets else []
+        self.link, self._ranks = link, message.ranks
+        self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S, native=native)
+
+    def step(self) -> bool:
+        """Go on; True when the answer was sent, in which equal stacks are grouped."""
+        if not self._taking.step(time.monotonic()):
+            return False
+        stacks = self._taking.result()
+        groups = [
+            StackText(list(ranks), stacks_text({ranks[0]: stack}), place(stack))
+            for ranks, stack in group_stacks(stacks)
+        ]
+        missing = [index for index in self._ranks if index not in stacks]
+        with contextlib.suppress(PeerLost):
+            self.link.send(Stacks(groups, [f"rank {index} is not alive" for index in missing]))
+        return True
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._taking.close()
 
 
 def answer_environment(link: Link[ToAgent], run: Running, message: GetEnvironment) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from argosy.core import WaitStatus
-from argosy.observe import Journal, read_journal
 from argosy.process.host.messages import Child
+from argosy.process.run.retrying_journal import RetryingJournal, read_records
 
 
 class ExitRecord(msgspec.Struct, frozen=True):
@@ -27,22 +27,16 @@ class Exits:
     """The appending end; several processes append to one file, a record at a time."""
 
     def __init__(self, runtime: Path) -> None:
-        self._journal = Journal(_path(runtime))
+        self._journal = RetryingJournal(_path(runtime))
 
     def append(self, record: ExitRecord) -> None:
-        """Write one record; a full disk loses it, since nothing better can be done here."""
-        try:
-            self._journal.append(msgspec.msgpack.encode(record))
-        except OSError:
-            return
+        """Write one record; without room for it, later."""
+        self._journal.append(msgspec.msgpack.encode(record))
 
 
 def read_exits(runtime: Path) -> list[ExitRecord]:
     """All records that are whole."""
-    path = _path(runtime)
-    if not path.exists():
-        return []
-    return [msgspec.msgpack.decode(payload, type=ExitRecord) for payload in read_journal(path)]
+    return [msgspec.msgpack.decode(payload, type=ExitRecord) for payload in read_records(_path(runtime))]
 
 
 def forget_exits(runtime: Path) -> None:

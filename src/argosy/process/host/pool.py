@@ -110,10 +110,10 @@ class Pool:
             self.zygotes[launch.key] = Zygote(launch.key, launch, without(launch.preload, list(self.left_out(launch))))
             self._sealed[launch.key] = os.dup(sealed)
 
-    def serves(self, launch: Launch, ready: Ready) -> bool:
-        """Whether a zygote serves the caller, or will call `ready`."""
+    def will_call(self, launch: Launch, ready: Ready) -> bool:
+        """Whether `ready` waits for a zygote to come up."""
         zygote = self.zygotes.get(launch.key)
-        return zygote is not None and (zygote.ready or any(ready == waiting for waiting, _ in zygote.waiting))
+        return zygote is not None and any(ready == waiting for waiting, _ in zygote.waiting)
 
     def preloaded(self, message: ZygoteReady) -> None:
         """Preloading ended: use the zygote, or start a fresh one without what spoiled it."""

@@ -1,6 +1,6 @@
 """One run as its agent carries it: performs what the root decides, and feeds it what happens.
 
-A shell: all decisions are in `root.py`. What it needs of the agent around it is the protocol `Host`.
+A shell: all decisions are in `root.py`.
 """
 
 import contextlib
@@ -8,15 +8,22 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
 from argosy.fabric import Assist, Link
-from argosy.observe import Flag, Page, Progress
+from argosy.observe import Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
+from argosy.process.host.background_jobs import BackgroundJobs
 from argosy.process.host.barrier import Barrier
+from argosy.process.host.exit_event import exit_event
+from argosy.process.host.log_upkeep import bound_logs, disk_is_full
 from argosy.process.host.messages import (
     Child,
     ChildExited,
@@ -26,63 +33,35 @@ from argosy.process.host.messages import (
     Happened,
     Message,
     Notice,
-    RankInfo,
     RankSpec,
-    RunInfo,
     Spawn,
     ToAgent,
 )
 from argosy.process.host.pool import Zygote, send
-from argosy.process.host.proc import end_process, send_signal, start_ticks
+from argosy.process.host.proc import end_process, send_signal
 from argosy.process.host.storeport import StorePort
 from argosy.process.host.traces import Traces
-from argosy.process.output.logfile import bound
 from argosy.process.run import effects as do
 from argosy.process.run import facts, root
 from argosy.process.run.launch import Launch, command, rank_defaults, rank_variables
 from argosy.process.run.rundir import RunDir, new_record
 
-FULL_BYTES = 64 << 10
-"""With less than this a disk is full: a line that is written now may not fit."""
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process brings upon itself."""
-STEADY_S = 10.0
-"""A rank that lived this long counts as having made progress, even if it shows no steps."""
-
-
-class Host(Protocol):
-    """What a run needs of the agent around it."""
-
-    runtime: Path
-    memory: Path
-    cgroup: Path | None
-
-    def want_zygote(self, run: "Running") -> None: ...
-    def spawn(self, message: Spawn, fds: list[int]) -> None: ...
-    def wake_at(self, run: "Running", at: float) -> None: ...
-    def log_event(self, run: "Running", event: root.Event, now: float) -> None: ...
-    def log_child(self, run: "Running", child: Child) -> None: ...
-    def log_port(self, run: "Running", port: int) -> None: ...
-    def watch_child(self, child: Child) -> None: ...
-    def child_settled(self, child: Child) -> None: ...
-    def watch_listener(self, run: "Running", fd: int) -> None: ...
-    def forget_listener(self, fd: int) -> None: ...
-    def hold(self, name: str, fd: int) -> None: ...
-    def drop(self, name: str) -> None: ...
-    def release_spares(self, run: "Running") -> None: ...
-    def finished(self, run: "Running", code: int) -> None: ...
+if TYPE_CHECKING:
+    from argosy.process.host.agent import Agent
 
 
 class Running:
     """A run's processes, files and listeners."""
 
-    def __init__(self, host: Host, run: str, number: int, launch: Launch, fds: list[int]) -> None:
+    def __init__(self, host: "Agent", run: str, number: int, launch: Launch, fds: list[int]) -> None:
         self.host, self.run, self.number, self.launch = host, run, number, launch
         self.sealed = fds[0]
         self.environment_lost = False
         """Agent and warden died together, and with them what a new process would need."""
         self.executed = False
         """The pool said that ranks must be executed, not forked."""
+        self.end_recorded = False
+        """An earlier agent has recorded the end, and did not live to forget the run."""
         self.stdin = fds[1] if len(fds) > 1 else None
         self.directory = RunDir(Path(launch.directory))
         self.record = new_record(launch, number, time.time())
@@ -93,7 +72,6 @@ class Running:
         self.pages: dict[RankId, Page] = {}
         self.oom: dict[RankId, list[OomSample]] = {}
         self.oom_samples = OomSamples()
-        self.exits: dict[RankId, WaitStatus] = {}
         self.paused: dict[int, int] = {}
         self.watchers: list[Link[ToAgent]] = []
         self.lease: Link[ToAgent] | None = None
@@ -103,7 +81,11 @@ class Running:
         self.store_child: Child | None = None
         self.spares: list[int] = []
         self.barrier = Barrier(launch.size)
-        self.disk_full = False
+        self.troubles: dict[str, str] = {}
+        """What disks do not take, by its kind."""
+        self.jobs = BackgroundJobs(host.wake)
+        self.bounding = self.opening = self.starting_again = False
+        """Jobs that are under way."""
         self.inquest = Inquest(self)
         self.files = host.runtime / "runs" / run
         self.memory = host.memory / run
@@ -119,17 +101,15 @@ class Running:
             path.mkdir(parents=True, exist_ok=True)
         self.directory.write_record(self.record)
 
+    @property
+    def launched(self) -> facts.LaunchStarted:
+        """The run's first fact."""
+        launch, at = self.launch, self.record.started_at
+        return facts.LaunchStarted(at=at, launch=self.number, argv=launch.argv, size=launch.size, host=self.record.host)
+
     def begin(self) -> None:
         """Start, as soon as what forks the ranks is ready."""
-        self.tell_fact(
-            facts.LaunchStarted(
-                at=time.time(),
-                launch=self.number,
-                argv=self.launch.argv,
-                size=self.launch.size,
-                host=self.record.host,
-            )
-        )
+        self.tell_fact(self.launched)
         if self.launch.kind == "program":
             self.feed(root.Begin())
         else:
@@ -138,7 +118,11 @@ class Running:
     def zygote_ready(self, zygote: Zygote | None) -> None:
         """The zygote can fork (None: ranks are executed)."""
         self.zygote, self.executed = zygote, zygote is None
+        if zygote is None:  # Nobody can fork a store: rank 0 serves its own.
+            self.launch = msgspec.structs.replace(self.launch, store=False)
+            self.release_listener()
         if self.state.began:
+            self.watch_store()
             self.start_waiting()
         else:
             self.feed(root.Begin())
@@ -152,27 +136,40 @@ class Running:
     def needs_zygote(self) -> bool:
         """Whether ranks wait for a zygote to come up."""
         waits = not self.state.began or any(slot.starting for slot in self.state.slots)
-        return self.forks and waits and (self.zygote is None or self.zygote.link is None)
+        return self.forks and waits and not self.state.ended and (self.zygote is None or self.zygote.link is None)
 
     def awaits(self, rank: RankId) -> bool:
         """Whether this rank was asked for and nobody has said yet that it exists."""
-        return rank.index < len(self.state.slots) and (
-            self.state.slots[rank.index].starting and self.state.rank(rank.index) == rank
-        )
+        return self.state.slots[rank.index].starting and self.state.rank(rank.index) == rank
+
+    @property
+    def waiting(self) -> list[RankId]:
+        """Those ranks."""
+        return [self.state.rank(slot.index) for slot in self.state.slots if slot.starting]
 
     def start_waiting(self) -> None:
-        """Start the ranks that were asked for and never came: whoever was to start them is gone."""
-        waiting = tuple(self.state.rank(slot.index) for slot in self.state.slots if slot.starting)
-        for rank in waiting:  # P2: it may have come into being without anybody being told.
-            self.traces.kill(rank, None)
-        if waiting:
-            self.start(waiting)
+        """Start the ranks that were asked for and never came: whoever was to start them is gone.
+
+        One that came into being without anybody being told is killed first (P2).
+        """
+        waiting = self.waiting
+        zygote_missing = self.forks and self.zygote is None and self.state.final is None  # The next one calls again.
+        if not waiting or zygote_missing or self.starting_again:
+            return
+
+        def swept(_: object) -> None:
+            self.starting_again = False
+            self.start([rank for rank in waiting if self.awaits(rank)])
+
+        self.starting_again = True
+        self.traces.kill(dict.fromkeys(waiting))
+        self.jobs.do("killing ranks", partial(self.traces.sweep, waiting), swept)
 
     # --- events in, effects out
 
-    def feed(self, event: root.Event) -> None:
+    def feed(self, event: root.Event, now: float | None = None) -> None:
         """Let the root decide, remember the event, and perform what follows."""
-        now = time.time()
+        now = time.time() if now is None else now
         self.host.log_event(self, event, now)
         self.state, effects = root.react(self.state, event, now)
         for effect in effects:
@@ -183,8 +180,8 @@ class Running:
         match effect:
             case do.OpenStore(generation):
                 self.open_store(generation)
-            case do.Start(ranks):
-                self.start(ranks)
+            case do.Start(ranks, again):
+                self.start_waiting() if again else self.start(ranks)
             case do.Signal(ranks, number):
                 for rank in ranks:
                     if (child := self.children.get(rank)) is not None:
@@ -192,8 +189,8 @@ class Running:
                         if rank.index in self.paused:  # A stopped process would keep it pending.
                             send_signal(child.born, 18)
             case do.Kill(ranks):
-                for rank in ranks:
-                    self.traces.kill(rank, self.children.get(rank))
+                self.traces.kill({rank: self.children.get(rank) for rank in ranks})
+                self.jobs.do("killing ranks", partial(self.traces.sweep, ranks), lambda _: None)
             case do.TakeEvidence(first, cause):
                 self.inquest.take(first, cause)
             case do.Record(fact):
@@ -203,8 +200,10 @@ class Running:
             case do.Finish(code, reason):
                 self.finish(code, reason)
 
-    def start(self, ranks: tuple[RankId, ...]) -> None:
+    def start(self, ranks: Sequence[RankId]) -> None:
         """Fork or execute ranks."""
+        if self.opening or not ranks:
+            return
         if self.environment_lost and self.state.final is None:
             self.feed(root.Broken("the run's environment was lost together with agent, warden and zygote"))
         if self.state.final is not None:  # They never come into being: else the run would wait for their end.
@@ -212,7 +211,7 @@ class Running:
                 self.feed(root.Exited(rank, WaitStatus(signal=15)))
             return
         specs = [self.spec(rank) for rank in ranks]
-        with_stdin = self.stdin is not None and ranks[:1] == (RankId("main", 0, 0),)
+        with_stdin = self.stdin is not None and [*ranks[:1]] == [RankId("main", 0, 0)]
         fds = [self.sealed, self.stdin] if with_stdin and self.stdin is not None else [self.sealed]
         if self.launch.kind == "program" or self.executed:
             for position, spec in enumerate(specs):
@@ -269,55 +268,40 @@ class Running:
         self.host.watch_child(child)
         if child.what == "store":
             self.store_child = child
+            self.release_listener()
             return
+        now = time.time()
+        self.watch_rank(child, now)
+        self.feed(root.Started(child.rank, child.born.pid), now)
+
+    def watch_rank(self, child: Child, started_at: float) -> None:
+        """Know a rank's process, and look at it from now on."""
         self.children[child.rank] = child
-        self.started_at[child.rank] = time.time()
+        self.started_at[child.rank] = started_at
         self.oom[child.rank] = [self.oom_samples.of(child.born.pid, time.monotonic())]
         self.inquest.started(child.rank)
-        self.feed(root.Started(child.rank, child.born.pid))
 
     def exited(self, message: ChildExited) -> None:
         """A rank or a store is gone."""
-        rank = message.child.rank
+        rank, now = message.child.rank, time.time()
         self.host.child_settled(message.child)
         if message.child.what == "store":
             self.store_child = None
             return
-        if rank in self.exits or rank.generation != self.state.slots[rank.index].generation:
+        slot = self.state.slots[rank.index]
+        known = self.children.get(rank, message.child)
+        if rank.generation != slot.generation or not slot.alive or known.born != message.child.born:
             return
-        self.exits[rank] = message.status
-        asked = self.state.slots[rank.index].asked
         # Only a failure asks how far the others were: 256 pages read at each of 256 ends would be most of a launch.
-        progress = {} if message.status.ok or asked else self.progress()
-        lived_s = time.time() - self.started_at.get(rank, time.time())
+        progress = {} if message.status.ok or slot.asked else self.progress()
+        lived_s = now - self.started_at.get(rank, now)
         oom = ""
         before = self.oom.pop(rank, None)
         if before is not None and message.status.signal == signal.SIGKILL:
-            oom = explain_oom(before, again(before[-1]), message.status, asked=asked)
+            oom = explain_oom(before, again(before[-1]), message.status, asked=slot.asked)
         self.paused.pop(rank.index, None)
-        self.inquest.exited(rank, message.status, oom)
-        managed = any(p.has(Flag.RUN_MANAGED) for p in progress.values())
-        # What others do that it was not started with, or that only wait for it, is no sign that it fares better.
-        started_with = {each for each in progress if each.generation == rank.generation and not managed}
-        movers = [seen for each, seen in progress.items() if each == rank or each in started_with]
-        own = message.status.code is not None or message.status.signal in CRASHES
-        own = own and not (rank in progress and progress[rank].has(Flag.ANEW))
-        # One that ends itself after its first step, time and again, gets nowhere.
-        steps_min = 2 if own and managed else 1
-        self.feed(
-            root.Exited(
-                rank,
-                message.status,
-                progressed=(lived_s > STEADY_S and not managed) or any(_moved(p, steps_min) for p in movers),
-                grouped=any(p.has(Flag.PROCESS_GROUP) for p in progress.values()),
-                managed=managed,
-                hopeless=any(p.has(Flag.HOPELESS) for p in progress.values()),
-                own=own,
-                oom=oom,
-                cpu_s=message.cpu_s,
-                max_rss_bytes=message.max_rss_bytes,
-            )
-        )
+        self.inquest.exited(rank, message.status, oom, now)
+        self.feed(exit_event(message, progress, lived_s, oom), now)
 
     def fork_failed(self, rank: RankId, reason: str) -> None:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
@@ -326,8 +310,9 @@ class Running:
             open(self.error_log(rank), "a") as log,
         ):
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
-        self.inquest.exited(rank, WaitStatus(code=127), "")
-        self.feed(root.Exited(rank, WaitStatus(code=127)))
+        now = time.time()
+        self.inquest.exited(rank, WaitStatus(code=127), "", now)
+        self.feed(root.Exited(rank, WaitStatus(code=127)), now)
 
     def pause(self, rank: RankId, number: int) -> None:
         """A rank was stopped by a signal (0: goes on)."""
@@ -352,26 +337,39 @@ class Running:
     # --- the store
 
     def open_store(self, generation: int) -> None:
-        """Have a port ready for the ranks of a generation; whoever served the last one ends."""
-        self.close_store()
+        """Have a port ready for the ranks of a generation, if there is none; whoever served the last one ends."""
+        if self.store is not None and self.store.generation == generation:
+            return
         self.barrier = Barrier(self.launch.size)
         for stale in [rank for rank in self.pages if rank.generation < generation]:
             self.pages.pop(stale).detach()
+        self.release_listener()
+        child, self.store, self.store_child = self.store_child, None, None
+        if child is None:
+            self.listen(generation)
+        else:  # The new store may need its port.
+            self.opening = True
+            self.jobs.do("ending the store", lambda: end_process(child.born), lambda _: self.listen(generation))
+
+    def listen(self, generation: int) -> None:
+        """Open the port, and start the ranks that wait for it."""
+        waited, self.opening = self.opening, False
         try:
             self.store = StorePort(self.launch, generation)
         except OSError as error:
-            self.feed(
-                root.Broken(f"cannot listen on {self.launch.master_addr}:{self.launch.master_port}: {error.strerror}")
-            )
-            return
-        self.host.log_port(self, self.store.port)
-        if self.store.listener is not None:
-            self.host.hold(f"store:{self.run}", self.store.listener.fileno())
+            where = f"{self.launch.master_addr}:{self.launch.master_port}"
+            self.feed(root.Broken(f"cannot listen on {where}: {error.strerror}"))
+        else:
+            if self.store.listener is not None:  # Held first: a port that is in the log has a listener or a store.
+                self.host.hold(f"store:{self.run}", self.store.listener.fileno())
+            self.host.log_port(self, self.store.port, generation)
             self.watch_store()
+        if waited:
+            self.start(self.waiting)
 
     def watch_store(self) -> None:
         """Wait for the first rank to connect."""
-        if self.store is not None and self.store.listener is not None:
+        if self.store is not None and self.store.listener is not None and self.zygote is not None:
             self.host.watch_listener(self, self.store.listener.fileno())
 
     def serve_store(self) -> None:
@@ -380,24 +378,21 @@ class Running:
             return
         log = str(self.files / f"store-{self.store.generation}.out")
         message = ForkStore(self.run, self.store.generation, self.store.port, log)
-        if self.zygote is not None:
-            with contextlib.suppress(PeerLost):
-                send(self.zygote, message, [self.store.listener.fileno()])
-        self.host.forget_listener(self.store.listener.fileno())
-        self.store.close()
-        self.host.drop(f"store:{self.run}")
+        try:
+            if self.zygote is None:
+                raise PeerLost("the zygote", "it is gone")
+            send(self.zygote, message, [self.store.listener.fileno()])
+        except PeerLost:  # The next one serves it.
+            self.host.forget_listener(self.store.listener.fileno())
+            return
+        self.release_listener()
 
-    def close_store(self) -> None:
-        """End the store's process and port."""
-        if self.store is not None:
-            if self.store.listener is not None:
-                self.host.forget_listener(self.store.listener.fileno())
+    def release_listener(self) -> None:
+        """The store has its own copy."""
+        if self.store is not None and self.store.listener is not None:
+            self.host.forget_listener(self.store.listener.fileno())
             self.store.close()
-            self.store = None
         self.host.drop(f"store:{self.run}")
-        if self.store_child is not None:
-            end_process(self.store_child.born)
-            self.store_child = None
 
     # --- who listens
 
@@ -405,6 +400,23 @@ class Running:
         """Record a fact and tell the watchers."""
         self.directory.record(fact)
         self.tell(Happened(self.run, fact))
+        self.check_disks()
+
+    def check_disks(self) -> None:
+        """Say once what a disk does not take."""
+        log, records = self.host.log_trouble(), self.directory.trouble
+        self.note_trouble(
+            "log", log and f"the agent log cannot be written ({log}): an agent that is restarted now forgets this run"
+        )
+        self.note_trouble(
+            "records", records and f"the run's records cannot be written ({records}): kept until there is room"
+        )
+
+    def note_trouble(self, kind: str, what: str) -> None:
+        """Say `what` if it is new; "" if there is no trouble of this kind."""
+        before, self.troubles[kind] = self.troubles.get(kind, ""), what
+        if what and not before:
+            self.tell_fact(facts.DiskTrouble(at=time.time(), what=what))
 
     def tell(self, message: Message) -> None:
         """Send to every watcher; who cannot take it is dropped by the agent later."""
@@ -416,56 +428,24 @@ class Running:
         """A line for the user."""
         self.tell(Notice(text))
 
-    def info(self) -> RunInfo:
-        """The run as `argosy ps` shows it."""
-        steps = {rank.index: progress.reached or progress.steps for rank, progress in self.progress().items()}
-        ranks = [
-            RankInfo(slot.index, slot.generation, slot.pid, self.rank_state(slot), steps.get(slot.index, 0))
-            for slot in self.state.slots
-        ]
-        return RunInfo(
-            self.run,
-            self.launch.name,
-            self.launch.directory,
-            root.describe(self.state),
-            self.launch.size,
-            self.record.started_at,
-            self.launch.detached,
-            ranks,
-            self.launch.dims,
-            [pid for pid in self.spares if start_ticks(pid) is not None],
-        )
-
-    def rank_state(self, slot: root.Slot) -> str:
-        """One word or two."""
-        if slot.starting:
-            return "starting"
-        if slot.pid:
-            return "stopped" if slot.index in self.paused else "running"
-        return str(slot.status) if slot.status is not None else "waiting"
-
     def upkeep(self) -> None:
         """Keep the logs bounded, and say when output is being lost."""
-        for path in self.logs.glob("*.*.[oe][ur][tr]"):
-            if trouble := bound(str(path), self.launch.log_bytes_max).trouble:
-                self.notice(f"a log could not be bounded: {trouble}")
+        self.directory.retry()
+        self.check_disks()
         now = time.monotonic()
         self.oom = {rank: self.oom_samples.again(samples, now) for rank, samples in self.oom.items()}
-        self.check_disk()
+        if not self.bounding:
+            self.bounding = True
+            work = partial(bound_logs, self.logs, self.launch.log_bytes_max)
+            self.jobs.do("bounding logs", lambda: (work(), disk_is_full(self.logs)), self.bounded)
 
-    def check_disk(self) -> None:
-        """Say once that output is being lost, or may be."""
-        try:
-            status = os.statvfs(self.logs)
-        except OSError:
-            return
-        full = status.f_bavail * status.f_frsize < FULL_BYTES
-        if full and not self.disk_full:
-            rank = self.state.rank(0)
-            self.tell_fact(
-                facts.LogTrouble(at=time.time(), rank=rank, what=f"the disk is full, output is lost: {self.logs}")
-            )
-        self.disk_full = full
+    def bounded(self, outcome: tuple[list[str], bool] | Exception) -> None:
+        """Say what the logs' disk does not take."""
+        self.bounding = False
+        troubles, full = ([str(outcome)], False) if isinstance(outcome, Exception) else outcome
+        for trouble in troubles:
+            self.notice(f"a log could not be bounded: {trouble}")
+        self.note_trouble("output", f"the disk is full, output is lost: {self.logs}" if full else "")
 
     # --- the end
 
@@ -473,27 +453,34 @@ class Running:
         """Leave nothing of the run but its directory."""
         self.host.release_spares(self)
         self.inquest.close()
-        self.check_disk()
-        self.traces.clear({rank: child.born.pid for rank, child in self.children.items()})
-        self.close_store()
+        self.release_listener()
         for page in self.pages.values():
             page.detach()
+        self.pages.clear()
+        work = partial(self.clear, dict(self.children))
+        self.jobs.do("finishing", work, lambda outcome: self.finished(code, reason, outcome))
+
+    def clear(self, children: Mapping[RankId, Child]) -> bool:
+        """In the background: end whatever is left of the run; returns whether its disk is full."""
+        self.traces.clear(children)
+        if self.store_child is not None:
+            end_process(self.store_child.born)
         for path in (self.files, self.memory):
             shutil.rmtree(path, ignore_errors=True)
+        return disk_is_full(self.logs)
+
+    def finished(self, code: int, reason: str, outcome: bool | Exception) -> None:
+        """Nothing is left of the run: say so."""
+        self.bounded(([str(outcome)], False) if isinstance(outcome, Exception) else ([], outcome))
         self.record.state, self.record.code, self.record.reason = "ended", code, reason
         self.record.ended_at = time.time()
         self.directory.write_record(self.record)
-        self.tell_fact(facts.LaunchEnded(at=time.time(), launch=self.number, code=code, reason=reason))
+        self.check_disks()
+        ended = facts.LaunchEnded(at=self.record.ended_at, launch=self.number, code=code, reason=reason)
+        self.tell(Happened(self.run, ended)) if self.end_recorded else self.tell_fact(ended)
         self.directory.close()
-        self.directory.release()
+        self.directory.release(self.run)
         for fd in (self.sealed, self.stdin):
             if fd is not None:
                 os.close(fd)
         self.host.finished(self, code)
-
-
-def _moved(progress: Progress, steps_min: int) -> bool:
-    """Whether a rank did what it is there for."""
-    if progress.has(Flag.RUN_MANAGED):
-        return progress.steps >= steps_min
-    return bool(progress.steps or progress.collectives or progress.has(Flag.SERVED))

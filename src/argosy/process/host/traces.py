@@ -1,8 +1,10 @@
 """What a rank leaves on the host besides its process: a cgroup, a progress page, descendants. How all of it ends."""
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from argosy.core import RankId
@@ -33,35 +35,39 @@ class Traces:
         """The file of the rank's progress page."""
         return str(self._memory / f"{rank.index}.{rank.generation}.page")
 
-    def kill(self, rank: RankId, child: Child | None) -> None:
-        """End a rank and all its descendants, also those of a rank whose process is not known."""
-        leaf = self.leaf(rank)
-        if leaf:
-            kill_leaf(leaf)
-        if child is not None:
-            send_signal(child.born, 9)
-        if not leaf:
-            kill_marked(f"{self._run}/{rank}", None if child is None else child.born.pid, self.page(rank))
+    def kill(self, children: Mapping[RankId, Child | None]) -> None:
+        """End ranks, also those whose process is not known. Descendants that hide are left to `sweep`."""
+        for rank, child in children.items():
+            if leaf := self.leaf(rank):
+                kill_leaf(leaf)
+            if child is not None and send_signal(child.born, 9):
+                with contextlib.suppress(OSError):
+                    os.killpg(child.born.pid, signal.SIGKILL)
 
-    def clear(self, pids: Mapping[RankId, int]) -> None:
-        """Kill what ranks left behind, and remove their cgroups.
+    def sweep(self, ranks: Iterable[RankId]) -> None:
+        """Kill whatever of these ranks can be found by its mark; where there are cgroups nothing hides. May block."""
+        if self._cgroup is None:
+            kill_marked({f"{self._run}/{rank}": self.page(rank) for rank in ranks})
+
+    def clear(self, children: Mapping[RankId, Child]) -> None:
+        """Kill what ranks left behind, and remove their cgroups. Blocks for a second at most.
 
         Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
         remove the semaphores that the rank leaked.
         """
         if self._cgroup is None:
-            if self._groups_alive(pids):
+            groups = [child.born.pid for child in children.values()]
+            if any(_has_group(group) for group in groups):
                 time.sleep(LEAVE_S)
-            for rank, pid in pids.items():
-                kill_marked(f"{self._run}/{rank}", pid, self.page(rank))
+            for group in groups:
+                with contextlib.suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
+            self.sweep(children)
             return
-        leaves = self._remove({self.leaf(rank) for rank in pids}, LEAVE_S)
+        leaves = self._remove({self.leaf(rank) for rank in children}, LEAVE_S)
         for leaf in leaves:
             kill_leaf(leaf)
         self._remove(leaves, KILLED_S)
-
-    def _groups_alive(self, pids: Mapping[RankId, int]) -> bool:
-        return any(_has_group(pid) for pid in pids.values())
 
     def _remove(self, leaves: set[str], patience_s: float) -> set[str]:
         """Remove the cgroups that are or become empty; returns those that do not."""

@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 MARK = "ARGOSY_MARK"
@@ -89,24 +90,25 @@ def remove_leaf(leaf: str) -> bool:
     return True
 
 
-def kill_marked(mark: str, group: int | None, page: str) -> None:
-    """Kill the process group if it is known, and every process of this user that carries the mark.
+def kill_marked(marks: Mapping[str, str]) -> None:
+    """Kill every process of this user that carries one of the marks; each comes with the rank's progress page.
 
-    That is in its environment if it was executed; if it was only forked it still maps the rank's progress page.
+    The mark is in its environment if it was executed; if it was only forked it still maps the page. Looks at all
+    processes: takes milliseconds, or more where there are many.
     """
-    if group is not None:
-        with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
-    needle = f"{MARK}={mark}\0".encode()
+    needles = {f"{MARK}={mark}".encode() for mark in marks}
+    pages = {os.fsencode(page) for page in marks.values() if page}
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if needle in Path(entry.path, "environ").read_bytes() or _maps(Path(entry.path), page):
+                carried = Path(entry.path, "environ").read_bytes().split(b"\0")
+                if not needles.isdisjoint(carried) or _maps(Path(entry.path), pages):
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _maps(process: Path, file: str) -> bool:
+def _maps(process: Path, files: Set[bytes]) -> bool:
     # The title is asked first: the maps of a process with torch have a thousand lines.
-    if not file or not Path(process, "cmdline").read_bytes().startswith(TITLE.encode()):
+    if not files or not Path(process, "cmdline").read_bytes().startswith(TITLE.encode()):
         return False
-    return os.fsencode(file) + b"\n" in Path(process, "maps").read_bytes()
+    lines = Path(process, "maps").read_bytes().splitlines()
+    return not files.isdisjoint(line.split(maxsplit=5)[-1] for line in lines)

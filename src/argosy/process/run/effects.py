@@ -7,15 +7,16 @@ from argosy.process.run.facts import AnyFact
 
 
 class OpenStore(msgspec.Struct, frozen=True):
-    """Serve a new, empty store for the ranks of `generation`; the one before ends."""
+    """Serve a new, empty store for the ranks of `generation`, if none does; the one before ends."""
 
     generation: int
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start these ranks' processes."""
+    """Start these ranks' processes. `again`: an earlier agent may have started some; those are used or killed."""
 
     ranks: tuple[RankId, ...]
+    again: bool = False
 
 
 class Signal(msgspec.Struct, frozen=True):

@@ -86,10 +86,9 @@ class StopAsked(Fact, frozen=True, kw_only=True):
     signal: int
 
 
-class LogTrouble(Fact, frozen=True, kw_only=True):
-    """Output was lost or cut: a full disk, a punched hole."""
+class DiskTrouble(Fact, frozen=True, kw_only=True):
+    """A disk does not take what is written: output, facts, or what a restarted agent would have to know."""
 
-    rank: RankId
     what: str
 
 
@@ -111,6 +110,6 @@ AnyFact = (
     | HangSeen
     | IncidentTaken
     | StopAsked
-    | LogTrouble
+    | DiskTrouble
     | LaunchEnded
 )

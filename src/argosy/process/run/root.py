@@ -8,6 +8,8 @@ P1  Evidence is taken before Argosy stops a rank because of a failure.
 P2  At most one process of a slot is alive: a generation starts only after the exit of the one before.
 P3  Every rank that is told to stop is killed after its grace, so every run ends.
 P4  The exit code is that of the first failure; what fails while that one is handled is its consequence.
+P5  An event is logged before its effects are performed. The agent may be killed between any two of them: `Recovered`
+    asks the next one for all that may be missing. Whatever can be repeated is; a signal is sent at most once.
 """
 
 import signal
@@ -67,6 +69,10 @@ class RunState(msgspec.Struct, frozen=True):
     ended: bool = False
     turns: tuple[Turn, ...] = ()
     failures: tuple[Failure, ...] = ()
+    store: int = 0
+    """The generation that the store was opened for."""
+    owed: tuple[do.TakeEvidence, ...] = ()
+    """Evidence that is being taken."""
 
     @property
     def final(self) -> Turn | None:
@@ -142,7 +148,11 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time passed; asked for by `WakeAt`."""
 
 
-Event = Begin | Started | Exited | StopWanted | Hung | EvidenceTaken | Broken | Tick
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """Another agent has taken the run over."""
+
+
+Event = Begin | Started | Exited | StopWanted | Hung | EvidenceTaken | Broken | Tick | Recovered
 Step = tuple[RunState, list[do.Effect]]
 
 
@@ -153,8 +163,11 @@ def new_run(launch: int, dims: dict[str, int], restart: Restart, grace_s: float,
 
 def react(state: RunState, event: Event, now: float) -> Step:
     """Decide what follows from `event`; performs nothing."""
+    if isinstance(event, EvidenceTaken):
+        turns = tuple(msgspec.structs.replace(turn, awaiting_evidence_until=None) for turn in state.turns)
+        state = msgspec.structs.replace(state, turns=turns, owed=())
     if state.ended:
-        return state, []
+        return state, [*state.owed, _finish(state)] if isinstance(event, Recovered) else []
     match event:
         case Begin():
             state, effects = _begin(state)
@@ -169,13 +182,12 @@ def react(state: RunState, event: Event, now: float) -> Step:
             cause = f"rank {index}: {summary}"
             failure = Failure(index, now, event.progressed, cause, generation, event.managed)
             state, effects = _failed(state, failure, HANG_CODE, event.grouped)
-        case EvidenceTaken():
-            turns = tuple(msgspec.structs.replace(t, awaiting_evidence_until=None) for t in state.turns)
-            state, effects = msgspec.structs.replace(state, turns=turns), []
         case Broken(reason):
             turn = Turn(_everyone(state), reason, final=True, code=1, kill_at=None)
             state, effects = msgspec.structs.replace(state, turns=(turn,)), []
-        case Tick():
+        case Recovered():
+            effects = _repeat(state)
+        case EvidenceTaken() | Tick():
             effects = []
     state, more = _advance(state, now)
     return state, effects + more
@@ -188,6 +200,20 @@ def _begin(state: RunState) -> Step:
     slots = tuple(msgspec.structs.replace(slot, starting=True) for slot in state.slots)
     state = msgspec.structs.replace(state, began=True, slots=slots)
     return state, [do.OpenStore(0), do.Start(ranks)]
+
+
+def _repeat(state: RunState) -> list[do.Effect]:
+    """What may not have been performed, and does no harm when it is performed again (P5)."""
+    if not state.began:
+        return []
+    waiting = tuple(state.rank(slot.index) for slot in state.slots if slot.starting)
+    return [do.OpenStore(state.store), *state.owed, *([do.Start(waiting, again=True)] if waiting else [])]
+
+
+def _finish(state: RunState) -> do.Finish:
+    if (final := state.final) is not None:
+        return do.Finish(final.code, final.cause)
+    return do.Finish(0, "every rank ended with exit code 0")
 
 
 def _started(state: RunState, event: Started, now: float) -> Step:
@@ -235,7 +261,8 @@ def _failed(state: RunState, failure: Failure, code: int, grouped: bool) -> Step
         return state, []  # P4
     state = msgspec.structs.replace(state, failures=(*state.failures, failure))
     decision = decide_restart(state.restart, state.failures, state.dims)
-    effects: list[do.Effect] = [do.TakeEvidence(state.rank(index), failure.cause)]
+    evidence = do.TakeEvidence(state.rank(index), failure.cause)
+    effects: list[do.Effect] = [evidence]
     if isinstance(decision, GiveUp):
         if state.restart.policy not in ("auto", "never") or failure.managed:
             effects.append(do.Record(facts.GaveUp(at=now, reason=decision.reason)))
@@ -256,7 +283,7 @@ def _failed(state: RunState, failure: Failure, code: int, grouped: bool) -> Step
         effects.append(do.Record(fact))
     if state.alive(turn.ranks):  # P1
         turn = msgspec.structs.replace(turn, awaiting_evidence_until=now + EVIDENCE_S)
-    return msgspec.structs.replace(state, turns=_merge(state.turns, turn)), effects
+    return msgspec.structs.replace(state, turns=_merge(state.turns, turn), owed=(*state.owed, evidence)), effects
 
 
 def _stop(state: RunState, event: StopWanted, now: float) -> Step:
@@ -281,7 +308,7 @@ def _advance(state: RunState, now: float) -> Step:
         effects += more
     if not state.turns and state.began and not state.alive():
         state = msgspec.structs.replace(state, ended=True)
-        effects.append(do.Finish(0, "every rank ended with exit code 0"))
+        effects.append(_finish(state))
     return state, effects
 
 
@@ -301,7 +328,7 @@ def _advance_turn(state: RunState, turn: Turn, now: float) -> Step:
         return state, [do.Kill(ranks), do.WakeAt(now + 1.0)]  # P3: again, until it is gone.
     if turn.final:
         state = msgspec.structs.replace(state, ended=True)
-        return state, [do.Finish(turn.code, turn.cause)]
+        return state, [_finish(state)]
     if now < turn.start_at:
         return state, [do.WakeAt(turn.start_at)]
     return _restart(state, turn)
@@ -322,12 +349,14 @@ def _tell(state: RunState, turn: Turn, kill_at: float) -> Step:
 def _restart(state: RunState, turn: Turn) -> Step:
     generation = _next_generation(state, turn.ranks)
     fresh = {index: Slot(index, generation, starting=True) for index in turn.ranks}
+    everyone = len(turn.ranks) == len(state.slots)
     state = msgspec.structs.replace(
         state,
         slots=tuple(fresh.get(slot.index, slot) for slot in state.slots),
         turns=tuple(other for other in state.turns if other is not turn),
+        store=generation if everyone else state.store,
     )
-    effects: list[do.Effect] = [do.OpenStore(generation)] if len(turn.ranks) == len(state.slots) else []
+    effects: list[do.Effect] = [do.OpenStore(generation)] if everyone else []
     return state, [*effects, do.Start(tuple(state.rank(index) for index in turn.ranks))]
 
 
@@ -366,7 +395,7 @@ def _replaced_turn(state: RunState, old: Turn, new: Turn) -> tuple[Turn, RunStat
 def describe(state: RunState) -> str:
     """One word or two for `argosy ps`."""
     if state.ended:
-        return "ended"
+        return "ending"
     if not state.began:
         return "starting"
     if state.final:

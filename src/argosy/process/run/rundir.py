@@ -16,9 +16,9 @@ import msgspec
 
 from argosy.core import ConfigError
 from argosy.fabric import state_dir
-from argosy.observe import Journal, read_journal
 from argosy.process.run.facts import AnyFact
 from argosy.process.run.launch import Launch
+from argosy.process.run.retrying_journal import RetryingJournal, read_records
 
 _fact_decoder = msgspec.msgpack.Decoder(AnyFact)
 
@@ -73,9 +73,13 @@ class RunDir:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
-        self.trouble = ""
-        """Why the journal or run.json could not be written, if so; the run goes on."""
-        self._journal: Journal | None = None
+        self._journal = RetryingJournal(directory / "events")
+        self._record_trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the journal or run.json could not be written; "" if they are. The run goes on."""
+        return self._journal.trouble or self._record_trouble
 
     def claim(self, owner: Owner, is_live: "Sequence[str]") -> None:
         """Become the directory's owner.
@@ -100,7 +104,7 @@ class RunDir:
 
     def _refuse_if_live(self, owner: Owner, is_live: Sequence[str]) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            other = msgspec.json.decode((self.path / "owner.json").read_bytes(), type=Owner)
+            other = read_owner(self.path)
             elsewhere = other.host != owner.host
             if elsewhere or other.run in is_live or (other.runtime != owner.runtime and Path(other.runtime).exists()):
                 raise ConfigError(
@@ -108,31 +112,33 @@ class RunDir:
                     hint=f"it runs on {other.host}; stop it with `argosy stop {self.path.name}`, or use another --dir",
                 )
 
-    def release(self) -> None:
-        """Let the next launch have the directory."""
-        with contextlib.suppress(OSError):
-            (self.path / "owner.json").unlink(missing_ok=True)
+    def release(self, run: str) -> None:
+        """Let the next launch have the directory, unless it has it."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if read_owner(self.path).run == run:
+                (self.path / "owner.json").unlink()
 
     def write_record(self, record: RunRecord) -> None:
-        """Replace run.json."""
+        """Replace run.json, unless it is of a later launch."""
+        with contextlib.suppress(ConfigError):
+            if read_record(self.path).launch > record.launch:
+                return
         try:
             write_atomically(self.path / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2))
+            self._record_trouble = ""
         except OSError as error:
-            self.trouble = f"{error.strerror}: {self.path / 'run.json'}"
+            self._record_trouble = f"{error.strerror}: {self.path / 'run.json'}"
 
     def record(self, fact: AnyFact) -> None:
-        """Append one fact to the journal."""
-        try:
-            if self._journal is None:
-                self._journal = Journal(self.path / "events")
-            self._journal.append(msgspec.msgpack.encode(fact))
-        except OSError as error:
-            self.trouble = f"{error.strerror}: {self.path / 'events'}"
+        """Append one fact to the journal; without room for it, later."""
+        self._journal.append(msgspec.msgpack.encode(fact))
+
+    def retry(self) -> None:
+        """Write the facts that there was no room for."""
+        self._journal.retry()
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        self._journal.close()
 
 
 def read_record(directory: Path) -> RunRecord:
@@ -149,13 +155,19 @@ def read_record(directory: Path) -> RunRecord:
         raise ConfigError(f"run.json cannot be read: {directory}: {error}") from None
 
 
+def read_owner(directory: Path) -> Owner:
+    """Who works on the directory, or did and was killed.
+
+    Raises:
+        OSError, MsgspecError: nobody does.
+    """
+    return msgspec.json.decode((directory / "owner.json").read_bytes(), type=Owner)
+
+
 def read_facts(directory: Path) -> list[AnyFact]:
     """All facts of a run, oldest first; records of unknown kinds are passed over."""
-    path = directory / "events"
-    if not path.exists():
-        return []
     facts: list[AnyFact] = []
-    for payload in read_journal(path):
+    for payload in read_records(directory / "events"):
         with contextlib.suppress(msgspec.MsgspecError):
             facts.append(_fact_decoder.decode(payload))
     return facts

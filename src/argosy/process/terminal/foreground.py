@@ -124,7 +124,7 @@ class Foreground:
                 self._code, self._reason = code, reason
             case _:
                 pass
-        told = self._chatty or (self._shown is not None and isinstance(fact, facts.LogTrouble))
+        told = self._chatty or (self._shown is not None and isinstance(fact, facts.DiskTrouble))
         for text in self._teller.lines(fact) if told else ():
             self._drain(final=True)
             self._say(text)

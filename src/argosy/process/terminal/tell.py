@@ -67,7 +67,7 @@ def line(fact: facts.AnyFact, size: int) -> str | None:
             return headline
         case facts.StopAsked(by=by) if size > 1:
             return f"stopping: {by}"
-        case facts.LogTrouble(what=what):
+        case facts.DiskTrouble(what=what):
             return what
         case _:
             return None
