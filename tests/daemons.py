@@ -18,7 +18,7 @@ from argosy.process.terminal.client import ask
 
 WAITS = """
 import os, sys, time
-rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, count = os.environ.get("RANK", "0"), os.environ["ARGOSY_GENERATION"]
 print(f"rank {rank} ready, generation {count}", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.01)

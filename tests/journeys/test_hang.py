@@ -1,8 +1,10 @@
 """A rank skips an all_reduce: who waits for whom is said, with stacks saved; honest work raises no alarm."""
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,44 @@ def test_a_rank_that_leaves_before_the_group_forms_is_to_blame(console: Console)
     assert console.argosy("run", "-n", "3", "--name", "dies", "early.py", "3").code == 1
     why = " ".join(console.argosy("why", "dies").text.split())
     assert re.search(r"rank 2 ended with exit code 0 before init_process_group; then rank [01] failed: ", why), why
+
+
+STOPPED = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+count = 0
+while True:
+    done = torch.tensor(float(os.path.exists("go")))
+    dist.all_reduce(done)
+    if done:
+        break
+    count += 1
+    if count == 20:
+        print("pid", os.getpid(), flush=True)
+    time.sleep(0.02)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_hang_that_ends_is_taken_back(console: Console, code: int) -> None:
+    """A rank is stopped until the hang is reported, then continued; the run goes on and ends."""
+    (console.cwd / "loop.py").write_text(STOPPED)
+    out = console.cwd / "out.txt"
+    run = console.start("run", "-n", "2", "--name", "pause", "--hang-after", "2", "loop.py", str(code), out=out)
+    pid = int(said(out, r"^\[1\] +pid (\d+)")[1])
+    os.kill(pid, signal.SIGSTOP)
+    said(out, "hang: rank 1 is stopped")
+    assert console.argosy("why", "pause", "--json").out.count(b'"verdict": "hang"') == 1
+    os.kill(pid, signal.SIGCONT)
+    said(out, r"hung for \d+ s, then resumed")
+    alive = json.loads(console.argosy("why", "pause", "--json").out)
+    assert (alive["verdict"], alive["headline"]) == ("healthy", "")
+    (incident,) = Path(console.ps("pause")["dir"]).glob("incidents/*/incident.json")
+    assert json.loads(incident.read_text())["recovered_after_s"] > 0
+    (console.cwd / "go").touch()
+    assert run.wait(60) == code
+    why = json.loads(console.argosy("why", "pause", "--json").out)
+    assert why["verdict"] == ("done" if code == 0 else "crash")
+    assert any("then resumed" in event["what"] for event in why["history"])
+    assert "hang" not in console.argosy("why", "pause").text.splitlines()[0]

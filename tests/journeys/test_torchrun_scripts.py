@@ -79,6 +79,14 @@ def test_frameworks_reach_the_same_loss(people: Console, script: str) -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
+def test_lightning_starts_its_own_ranks_where_no_number_is_given(people: Console) -> None:
+    theirs, ours = people.run([people.python, "boring.py"]), people.argosy("run", "boring.py")
+    assert (theirs.code, ours.code) == (0, 0), theirs.text + ours.text
+    assert results_of(ours.out) == results_of(theirs.out) != []
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
 def test_accelerates_own_test_passes(people: Console) -> None:
     people.env["ACCELERATE_USE_CPU"] = "true"  # else its processes do not find together without a GPU
     module = ["-m", "accelerate.test_utils.scripts.test_script"]

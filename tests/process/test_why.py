@@ -14,6 +14,7 @@ from argosy.process.evidence.why import RunView, explain, own_frames, render, to
 from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
+    HangEnded,
     HangSeen,
     IncidentTaken,
     LaunchEnded,
@@ -172,6 +173,21 @@ def test_a_hang_that_was_stopped_is_called_one_and_says_by_whom():
     assert f"hang: {line}" in text
     assert "ranks 0-2 ended with exit code 0" in text
     assert "ended with code 143: stopped by SIGTERM" in text
+
+
+def test_a_hang_that_ended_is_history():
+    line = "rank 3 is stopped (SIGSTOP); ranks 0-2 wait for it in all_reduce #12"
+    incident = crash(3, 50.0, "stopped", kind="hang", headline=line, recovered_after_s=35.2)
+    facts = [NIGHT[0], HangSeen(at=50.0, summary=line), HangEnded(at=55.0, incident=incident.id, lasted_s=35.2)]
+    report = explain(msgspec.structs.replace(RUN, state="running", code=None, now=90.0), facts, [incident])
+    assert (report.verdict, report.headline) == ("healthy", "")
+    assert "hung for 35 s, then resumed" in render(report)
+    stopped = [
+        *facts,
+        StopAsked(at=60.0, by="ctrl-c", signal=2),
+        LaunchEnded(at=61.0, launch=0, code=130, reason="stopped by ctrl-c"),
+    ]
+    assert explain(msgspec.structs.replace(RUN, code=130), stopped, [incident]).verdict == "stopped"
 
 
 def test_a_living_hang_suggests_native_stacks():

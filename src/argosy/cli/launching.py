@@ -69,6 +69,7 @@ class Options(msgspec.Struct, kw_only=True):
     """What was asked for, as click parsed it."""
 
     ranks: str | None = None
+    alone: bool = False
     mesh: str | None = None
     module: bool = False
     no_python: bool = False
@@ -177,6 +178,7 @@ def make_launch(
         args=args,
         python=python,
         dims=dims,
+        alone=options.alone,
         cwd=os.getcwd(),
         umask=current_umask(),
         preload=preload,
@@ -196,7 +198,7 @@ def make_launch(
         detached=options.detach,
         log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
         linger_s=number_from(environment, "ARGOSY_LINGER_S", 600.0),
-        store=kind != "program" and find_spec("torch") is not None,
+        store=kind != "program" and not options.alone and find_spec("torch") is not None,
     )
     if kind == "program":
         return launch

@@ -4,9 +4,14 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from argosy.cli.torchrun import UnderscoreCommand, ignored_flags, say_ignored
 from argosy.core import ConfigError
+
+OF_TORCHRUN = {"ranks", "mesh", "nnodes", "node_rank", "standalone", "master_addr", "master_port"}
+OF_TORCHRUN |= {"role", "virtual_local_rank"}
+"""Flags that ask for ranks: without any of them the script runs as under `python script.py`."""
 
 
 @click.command(
@@ -20,7 +25,7 @@ from argosy.core import ConfigError
     "--nproc-per-node",
     "ranks",
     metavar="N",
-    help="Ranks; `cpu` or `auto`: one per core. Default 1.",
+    help="Ranks; `cpu` or `auto`: one per core. Default: one process, as python runs it.",
 )
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
@@ -72,14 +77,16 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
     """Run SCRIPT with ARGS as one or many ranks on this machine.
 
     \b
-      argosy run train.py                     one rank, as python train.py
+      argosy run train.py                     one process, as python train.py
       argosy run -n 4 train.py --lr 1e-3      four ranks, as torchrun --nproc-per-node 4
       argosy run -n 4 -m package.train        a module
       argosy run -n 4 -- ./program --flag     any program
     """
     from argosy.cli.launching import Options, start
 
-    chosen = Options(**{name: value for name, value in options.items() if name in Options.__struct_fields__})
+    given = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    fields = {name: value for name, value in options.items() if name in Options.__struct_fields__}
+    chosen = Options(**fields, alone=not given & OF_TORCHRUN)
     # A script runs inside its interpreter anyway; torchrun's --run-path wins over its --no-python.
     program = (chosen.no_python and not options["run_path"]) or ctx.meta.get("argosy.program", False)
     for line in say_ignored({name for name, value in options.items() if value is not None}):

@@ -25,6 +25,8 @@ IGNORED = {
     "logs_specs": _LOGS,
     "duplicate_stdout_filters": _LOGS,
     "duplicate_stderr_filters": _LOGS,
+    "log_line_prefix_template": "lines begin with the ranks that wrote them",
+    "print_completion": "`_ARGOSY_COMPLETE=bash_source argosy` prints completions",
     "numa_binding": "no accelerator is supported yet",
     "signals_to_handle": "TERM, INT and QUIT stop the run, USR1, USR2 and HUP are forwarded",
 }

@@ -53,6 +53,8 @@ class RankPlace(msgspec.Struct, kw_only=True):
     memory: Path | None = None
     """A directory in shared memory that exists as long as the run."""
     launcher: Literal["argosy", "torchrun", "none"] = "none"
+    alone: bool = False
+    """`argosy run` without a number of ranks: there is no store, and no process group is needed."""
     _link: Link[Released] | None = None
     _barriers: int = 0
 
@@ -105,7 +107,9 @@ def here() -> RankPlace:
     """Read this process's rank and run from its environment, once."""
     env = os.environ
     index, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
-    if "ARGOSY_RUN" not in env:
+    alone = bool(env.get("ARGOSY_ALONE"))
+    # A script that runs alone may start ranks of its own, or be a rank of another launcher's.
+    if "ARGOSY_RUN" not in env or (alone and size > 1):
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "none"
         return RankPlace(rank=RankId("main", index), size=size, launcher=launcher)
     return RankPlace(
@@ -116,4 +120,5 @@ def here() -> RankPlace:
         socket=Path(env["ARGOSY_AGENT"]),
         memory=Path(env["ARGOSY_MEMORY"]),
         launcher="argosy",
+        alone=alone,
     )

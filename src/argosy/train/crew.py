@@ -48,7 +48,7 @@ class Crew:
         self.board: Any = None
         """What all ranks can write on and read; None where nobody could be told to stop waiting."""
         self.joined = False
-        self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None)
+        self.kind: Kind = self._open(place.launcher == "argosy" and place.memory is not None and not place.alone)
         if isinstance(self.group, Group):
             # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
             attempt = f"argosy/attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -103,7 +103,7 @@ class Run:
         self.parallel = Parallel()
         self.scribe = Scribe(self)
         self._until: int | None = None
-        self.page = take_over_steps() if self.crew.kind == "replaceable" else None
+        self.page = take_over_steps() if self.crew.kind != "foreign" else None
         self._lost_at: tuple[float, str] | None = None
         self._broken = ""
         """Why no step can follow."""
@@ -339,10 +339,10 @@ class Run:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
         if self.crew.kind != "alone" or not whole:
             self._broken = f"step {number} raised {type(error).__name__}"
+        if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
+            self.give_up()
         if self.crew.kind == "replaceable":
-            if isinstance(error, ConfigError | Diverged | CollectiveMismatch):
-                self.give_up()
-            elif isinstance(error, SystemExit) and not error.code:
+            if isinstance(error, SystemExit) and not error.code:
                 self.leaving.say(site_of(error))
             elif isinstance(error, Exception | SystemExit) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
                 self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
@@ -382,6 +382,8 @@ class Run:
             self.mending.from_disk()
             self.mending.compare()
             self.saves.open(self, None)
+            if self.page is not None:
+                self.page.reach(self.step)
             return True
         try:
             view = self.crew.meet(self._is_no_use, settled=self._settles)

@@ -58,6 +58,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     stacks: list[StackGroup] = []
     followers: list[int] = []
     notes: list[str] = []
+    recovered_after_s: float | None = None
+    """A hang that ended by itself: how long the ranks stood still."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -202,15 +204,16 @@ def summarise(stacks: Mapping[int, Stack]) -> list[StackGroup]:
     return groups
 
 
-def write_incident(directory: Path, incident: Incident, stacks: Mapping[int, Stack]) -> Path:
-    """Write `directory/<id>/`, whole or not at all; returns it.
+def write_incident(directory: Path, incident: Incident, stacks: Mapping[int, Stack] | None) -> Path:
+    """Write `directory/<id>/`, whole or not at all; returns it. Without `stacks`, those on disk stay.
 
     Raises:
         OSError: no room or no permission; nothing that looks complete is left.
     """
     target = directory / incident.id
     target.mkdir(parents=True, exist_ok=True)
-    _write(target / "stacks.txt", stacks_text(stacks).encode())
+    if stacks is not None:
+        _write(target / "stacks.txt", stacks_text(stacks).encode())
     _write(target / "incident.json", msgspec.json.format(msgspec.json.encode(incident), indent=1))
     return target
 

@@ -50,7 +50,7 @@ class Inquest:
         self._taking: Taking | None = None
         self._suspect: Suspect | None = None
         self._crash: tuple[RankId, str] | None = None
-        self._hang: Hang | None = None
+        self._hang: tuple[Hang, Incident] | None = None
         self._sampled_at = 0.0
 
     @property
@@ -101,6 +101,7 @@ class Inquest:
     def close(self) -> None:
         """Stop whatever is under way; a failure is written down with what is known by now."""
         self._conclude()
+        self._follow_hang(time.monotonic())
 
     def _conclude(self) -> None:
         stacks: dict[int, Stack] = {}
@@ -141,8 +142,8 @@ class Inquest:
         if suspect is not None:
             self._suspect = suspect
             self._taking = Taking(self._targets(), now, deadline_s=EVIDENCE_S)
-        elif self._hang is not None:
-            self._kill_if_overdue(self._hang, now)
+        else:
+            self._follow_hang(now)
 
     def _judge(self, suspect: Suspect, stacks: dict[int, Stack]) -> None:
         self._suspect = None
@@ -153,7 +154,6 @@ class Inquest:
         self._watch.answer(verdict)
         if isinstance(verdict, Busy):
             return
-        self._hang = verdict
         run = self._run
         incident = Incident(
             id=incident_id(time.time(), "hang", None),
@@ -167,15 +167,24 @@ class Inquest:
             stacks=summarise(stacks),
             notes=list(verdict.details),
         )
+        self._hang = verdict, incident
         seen = facts.HangSeen(at=time.time(), summary=verdict.headline, incident=incident.id)
         self._write(lambda: incident, stacks, lambda _: run.tell_fact(seen))
 
-    def _kill_if_overdue(self, hang: Hang, now: float) -> None:
+    def _follow_hang(self, now: float) -> None:
+        """Report that a hang ended, or treat it as a failure when it lasts too long."""
+        if self._hang is None:
+            return
+        hang, incident = self._hang
         timeout_s = self._run.launch.hang_timeout_s
-        moved = any(view.changed_at > hang.since and view.exited is None for view in self._tracker.views())
-        if moved:
+        moved = hang.moved(self._tracker.views())
+        if all(moved):
             self._hang = None
-        elif timeout_s is not None and now - hang.since >= timeout_s:
+            lasted_s = now - hang.since
+            recovered = msgspec.structs.replace(incident, recovered_after_s=lasted_s)
+            ended = facts.HangEnded(at=time.time(), incident=incident.id, lasted_s=lasted_s)
+            self._write(lambda: recovered, None, lambda _: self._run.tell_fact(ended))
+        elif timeout_s is not None and not any(moved) and now - hang.since >= timeout_s:
             self._hang = None
             culprit = hang.culprits[0] if hang.culprits else 0
             managed = any(seen.has(Flag.RUN_MANAGED) for seen in self._run.progress().values())
@@ -215,7 +224,7 @@ class Inquest:
         self._run.feed(root.EvidenceTaken())
 
     def _write(
-        self, make: Callable[[], Incident], stacks: Mapping[int, Stack], then: Callable[[Incident | None], None]
+        self, make: Callable[[], Incident], stacks: Mapping[int, Stack] | None, then: Callable[[Incident | None], None]
     ) -> None:
         """Write an incident in the background, then call `then`; with None if not even `make` came to its end."""
         run = self._run

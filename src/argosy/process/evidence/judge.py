@@ -9,7 +9,7 @@ import msgspec
 
 from argosy.core import WaitStatus, format_ranks
 from argosy.process.evidence.frames import Stack, place
-from argosy.process.evidence.hang import Culprit, Kind, Suspect, Wait
+from argosy.process.evidence.hang import Culprit, Kind, RankView, Suspect, Wait
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -27,6 +27,12 @@ class Hang(msgspec.Struct, frozen=True):
     culprits: tuple[int, ...]
     details: tuple[str, ...] = ()
     since: float = 0.0
+    stuck: tuple[int, ...] = ()
+
+    def moved(self, views: Sequence[RankView]) -> list[bool]:
+        """For each rank that hung: whether it has moved since, or ended well."""
+        stuck = [view for view in views if view.index in self.stuck]
+        return [view.changed_at > self.since or (view.exited is not None and view.exited.ok) for view in stuck]
 
 
 def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
@@ -51,6 +57,7 @@ def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
         culprits=tuple(culprit.index for culprit in culprits),
         details=_details(culprits, waits, stacks),
         since=suspect.since,
+        stuck=suspect.stuck,
     )
 
 

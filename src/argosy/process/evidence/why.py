@@ -18,6 +18,7 @@ from argosy.process.run.facts import (
     AnyFact,
     DiskTrouble,
     GaveUp,
+    HangEnded,
     HangSeen,
     IncidentTaken,
     LaunchEnded,
@@ -149,6 +150,8 @@ def _decisive(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incide
     """The incident that explains the present state: the one after the last restart, else the last."""
     if run.state == "ended" and run.code == 0:
         return None
+    newest_hang = max((i.at for i in incidents if i.kind == "hang"), default=0.0)
+    incidents = [i for i in incidents if i.kind != "hang" or (i.at == newest_hang and i.recovered_after_s is None)]
     restarted_at = max((fact.at for fact in facts if isinstance(fact, Restarting)), default=0.0)
     since = sorted((i for i in incidents if i.at > restarted_at), key=lambda i: i.at)
     if run.state == "running":  # what a restart has healed is history
@@ -236,6 +239,8 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 events.append(Event(fact.at, f"rank {fact.rank.index} {word}"))
             case HangSeen(summary=summary):
                 events.append(Event(fact.at, f"hang: {summary}"))
+            case HangEnded(lasted_s=lasted_s):
+                events.append(Event(fact.at, f"hung for {_duration(lasted_s)}, then resumed"))
             case GaveUp(reason=reason):
                 events.append(Event(fact.at, f"gave up: {reason}"))
             case StopAsked(by=by):

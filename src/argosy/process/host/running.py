@@ -236,7 +236,8 @@ class Running:
         variables["ARGOSY_RUN"] = self.run
         variables["ARGOSY_MEMORY"] = str(self.memory)
         variables["ARGOSY_AGENT"] = str(self.host.runtime / "agent.sock")
-        variables["TORCHELASTIC_ERROR_FILE"] = str(self.logs / f"{stem}.error.json")
+        if not self.launch.alone:
+            variables["TORCHELASTIC_ERROR_FILE"] = str(self.logs / f"{stem}.error.json")
         return RankSpec(
             rank,
             variables,

@@ -31,7 +31,7 @@ from argosy.process.rank.cgroup import TITLE
 from argosy.process.rank.child import settle
 from argosy.process.rank.deadline import exit_after
 from argosy.process.rank.fresh import become_fresh, shadow, take_environment
-from argosy.process.run.launch import Launch
+from argosy.process.run.launch import Launch, arguments
 
 END_S = 10.0
 """How long destructors may take after the last line of the script, its threads and its atexit functions."""
@@ -81,7 +81,7 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
 def _prepare(launch: Launch, local_rank: int, fresh: Collection[str]) -> Callable[[], None]:
     """Set what the script sees of its command line and path; returns what runs it as `__main__`."""
     path = prepare_path(launch, fresh)
-    args = [each.replace("${local_rank}", str(local_rank)) for each in launch.args]  # As torchrun does.
+    args = arguments(launch, local_rank)
     sys.argv[:] = ["-m" if launch.kind == "module" else launch.target, *args]
     sys.orig_argv = [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]
     if launch.kind == "module":

@@ -72,6 +72,13 @@ class HangSeen(Fact, frozen=True, kw_only=True):
     incident: str = ""
 
 
+class HangEnded(Fact, frozen=True, kw_only=True):
+    """The ranks that hung move again, after `lasted_s`."""
+
+    incident: str
+    lasted_s: float
+
+
 class IncidentTaken(Fact, frozen=True, kw_only=True):
     """Evidence was written to `incidents/<incident>/`."""
 
@@ -108,6 +115,7 @@ AnyFact = (
     | Restarting
     | GaveUp
     | HangSeen
+    | HangEnded
     | IncidentTaken
     | StopAsked
     | DiskTrouble

@@ -24,6 +24,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     python: list[str]
     """Interpreter and flags of the ranks."""
     dims: dict[str, int]
+    alone: bool = False
+    """No number of ranks was given: the process gets none of torchrun's variables, as under `python script.py`."""
     cwd: str
     umask: int
     preload: list[str] = []
@@ -76,7 +78,15 @@ def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:
 
 
 def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
-    """The variables that torchrun sets for a worker, with its names and meanings."""
+    """Argosy's own variables, and unless the launch is `alone` those that torchrun sets, with its meanings."""
+    own = {
+        "ARGOSY_RUN_DIR": launch.directory,
+        "ARGOSY_MESH": "main",
+        "ARGOSY_GENERATION": str(generation),
+        "ARGOSY_ALONE": "1" if launch.alone else "",  # Always set: a run may be launched from within another one.
+    }
+    if launch.alone:
+        return own
     size, rank = str(launch.size), str(index)
     device = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": launch.devices[index]} if launch.devices else {}
     return {
@@ -95,20 +105,20 @@ def rank_variables(launch: Launch, index: int, generation: int, port: int) -> di
         "TORCHELASTIC_MAX_RESTARTS": str(launch.restart.max_restarts or 0),
         "TORCHELASTIC_RUN_ID": launch.name,
         "TORCHELASTIC_USE_AGENT_STORE": str(launch.store),
-        "ARGOSY_RUN_DIR": launch.directory,
-        "ARGOSY_MESH": "main",
-        "ARGOSY_GENERATION": str(generation),
+        **own,
         **device,
     }
 
 
 def rank_defaults(launch: Launch) -> dict[str, str]:
-    """Variables for a rank that what the user set wins over."""
-    defaults = {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    """Variables for a rank that the user's own values override."""
+    defaults: dict[str, str] = {}
+    if not launch.alone:
+        defaults = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
     if launch.threads:
         defaults["OMP_NUM_THREADS"] = str(launch.threads)
     elif launch.size > 1:
@@ -116,9 +126,14 @@ def rank_defaults(launch: Launch) -> dict[str, str]:
     return defaults
 
 
+def arguments(launch: Launch, local_rank: int) -> list[str]:
+    """The script's arguments; torchrun fills in `${local_rank}`."""
+    return launch.args if launch.alone else [arg.replace("${local_rank}", str(local_rank)) for arg in launch.args]
+
+
 def command(launch: Launch, local_rank: int) -> list[str]:
     """What an executed rank executes."""
-    args = [each.replace("${local_rank}", str(local_rank)) for each in launch.args]  # As torchrun does.
+    args = arguments(launch, local_rank)
     if launch.kind == "program":
         return [launch.target, *args]
     return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]

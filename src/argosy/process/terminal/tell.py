@@ -63,6 +63,8 @@ def line(fact: facts.AnyFact, size: int) -> str | None:
             return f"no more restarts: {reason}"
         case facts.HangSeen(summary=summary):
             return f"hang: {summary}"
+        case facts.HangEnded(lasted_s=lasted_s):
+            return f"hung for {lasted_s:.0f} s, then resumed"
         case facts.IncidentTaken(headline=headline) if size > 1 or "out of memory" in headline:
             return headline
         case facts.StopAsked(by=by) if size > 1:
