@@ -9,8 +9,9 @@ from click.core import ParameterSource
 from argosy.cli.torchrun import UnderscoreCommand, ignored_flags, say_ignored
 from argosy.core import ConfigError
 
-OF_TORCHRUN = {"ranks", "mesh", "nnodes", "node_rank", "standalone", "master_addr", "master_port"}
-OF_TORCHRUN |= {"role", "virtual_local_rank"}
+OF_TORCHRUN = frozenset(
+    {"ranks", "mesh", "nnodes", "node_rank", "standalone", "master_addr", "master_port", "role", "virtual_local_rank"}
+)
 """Flags that ask for ranks: without any of them the script runs as under `python script.py`."""
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from argosy.observe import Entry, Journal, follow
+from argosy.observe import Journal, JournalEntry, follow
 
 KEPT_MAX = 100_000
 """Records kept in memory; of more the oldest are lost."""
@@ -47,4 +47,4 @@ class RetryingJournal:
 def read_records(path: Path) -> Iterator[bytes]:
     """Yield the records that are whole; none if there is no file. Damage is skipped: the rest still counts."""
     if path.exists():
-        yield from (item.record for item in follow(path) if isinstance(item, Entry))
+        yield from (item.record for item in follow(path) if isinstance(item, JournalEntry))
