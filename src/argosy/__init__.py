@@ -30,26 +30,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Answers": "argosy.process",
-    "ArgosyError": "argosy.core",
-    "Cluster": "argosy.process",
-    "ConfigError": "argosy.core",
-    "CorruptShard": "argosy.checkpoint",
-    "DeadlinePassed": "argosy.core",
-    "LogLine": "argosy.process",
-    "Mesh": "argosy.process",
-    "PeerLost": "argosy.core",
-    "RemoteError": "argosy.fabric",
-    "Restart": "argosy.process",
-    "Run": "argosy.train",
-    "Tcp": "argosy.process",
-    "connect": "argosy.process",
-    "endpoint": "argosy.process",
-    "here": "argosy.fabric",
-    "local": "argosy.process",
-    "restore": "argosy.checkpoint",
-    "serve": "argosy.process",
-}
-
-__getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,16 +1,23 @@
-"""Doors that open on demand: a package's names are imported when they are first used."""
+"""Packages that import a name when it is first used. The names are listed once: under `if TYPE_CHECKING`."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], list[str]]:
-    """Return `__getattr__` and `__all__` for a package whose names live in `homes` (name to module)."""
+def lazy(package: str) -> tuple[Callable[[str], object], list[str]]:
+    """Return `__getattr__` and `__all__` for the names that `package` imports under `if TYPE_CHECKING`.
+
+    Each is read from a line `from module import name as name` of the package's source.
+    """
+    loader: Any = sys.modules[package].__loader__
+    lines = [line.split() for line in loader.get_source(package).splitlines() if line.startswith("    from ")]
+    homes = {name: home for _, home, _, name, _, _ in lines}
 
     def __getattr__(name: str) -> object:
-        home = homes.get(name)
-        if home is None:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(home), name)
+        return getattr(import_module(homes[name]), name)
 
     return __getattr__, sorted(homes)

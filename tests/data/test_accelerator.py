@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from argosy.data.keyed import seed_devices
+from argosy.data.keyed_random import seed_devices
 from argosy.data.loader import as_tensors
 
 

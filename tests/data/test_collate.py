@@ -1,4 +1,4 @@
-"""Samples put together as they come give what putting them together at the end gives."""
+"""Stacking samples as they come gives the same batch as stacking them at the end."""
 
 import random
 from collections import namedtuple
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from argosy.core import ConfigError
-from argosy.data.collate import Stack, in_heap, stack
+from argosy.data.collate import BatchStack, in_heap, stack
 
 Pair = namedtuple("Pair", "left right")
 
@@ -71,14 +71,14 @@ def test_as_they_come_is_as_at_the_end(seed: int):
     dice = random.Random(seed)
     make, count = one_of(dice, 2), dice.randrange(1, 7)
     samples = [make(number) for number in range(count)]
-    growing = Stack(count + dice.randrange(2), in_heap)  # A skipped sample leaves room.
+    growing = BatchStack(count + dice.randrange(2), in_heap)  # A skipped sample leaves room.
     for sample in samples:
         growing.add(sample)
     assert same(growing.finish(), stack(samples))
 
 
 def test_a_source_that_uses_one_buffer_again_is_right():
-    buffer, growing = np.zeros(3), Stack(2, in_heap)
+    buffer, growing = np.zeros(3), BatchStack(2, in_heap)
     for number in (1, 2):
         buffer[...] = number
         growing.add(buffer)
@@ -90,7 +90,7 @@ def test_a_source_that_uses_one_buffer_again_is_right():
     [(np.zeros(2), np.zeros(3)), ({"a": 1}, {"b": 1}), ((1, 2), (1, 2, 3)), ((np.zeros(2), 1), (np.zeros(3), 1))],
 )
 def test_what_does_not_fit_together_is_said(first: Any, second: Any):
-    growing = Stack(2, in_heap)
+    growing = BatchStack(2, in_heap)
     growing.add(first)
     growing.add(second)
     with pytest.raises(ConfigError, match="different"):

@@ -83,5 +83,5 @@ def test_sample_rng_outside_a_sample_is_refused():
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    with pytest.raises(ConfigError, match="there is no sample here"):
+    with pytest.raises(ConfigError, match="called outside a sample"):
         raise caught[0]

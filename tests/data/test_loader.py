@@ -174,11 +174,11 @@ def test_an_empty_source_and_one_without_length_are_refused():
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ({"batch": 2.0}, "batch is a whole number"),
-        ({"seed": None}, "seed is a whole number"),
-        ({"epochs": 0}, "epochs are at least 1"),
+        ({"batch": 2.0}, "batch must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
+        ({"epochs": 0}, "epochs must be at least 1"),
         ({"shuffle": True}, "Shuffle.full()"),
-        ({"workers": "2"}, "workers are a number"),
+        ({"workers": "2"}, "workers must be a number"),
         ({"source": "train.bin"}, "not the name of a file"),
         ({"source": {"a": 1}}, "not by keys"),
     ],

@@ -10,7 +10,7 @@ import torch
 from argosy.core import ConfigError
 from argosy.data import Loader, Mix, Pack, Shuffle, document_mask
 from argosy.data.order import Order
-from argosy.data.packing import PackPlan, pack_window
+from argosy.data.pack import PackPlan, pack_window
 from argosy.data.plan import MixPlan, quotas
 
 

@@ -15,7 +15,7 @@ from samples import Greedy, Leaving, Numbers, Secretive, Threaded
 
 from argosy.core import ConfigError
 from argosy.data import Loader, Processes, SampleError, Shuffle, Skip, WorkerLost
-from argosy.data.processes import ProcessCrew
+from argosy.data.processes import ProcessMaker
 
 PATIENCE_S = 60.0
 
@@ -25,10 +25,10 @@ def load(loader: Loader) -> list[tuple[list[int], list[float]]]:
         return [(index.tolist(), draws.flatten().tolist()) for index, draws in loader]
 
 
-def crew_of(loader: Loader) -> ProcessCrew:
-    crew = loader._held.crew
-    assert isinstance(crew, ProcessCrew)
-    return crew
+def maker_of(loader: Loader) -> ProcessMaker:
+    maker = loader._held.maker
+    assert isinstance(maker, ProcessMaker)
+    return maker
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -165,8 +165,8 @@ def test_p2_slabs_are_used_again_when_batches_are_dropped():
     with Loader(Big(24), 2, 1, workers=Processes(1, ahead=2)) as loader:
         for _, batch in zip(range(100), loader, strict=False):
             del batch
-        (member,) = crew_of(loader)._members
-        assert len(member._slabs) <= 8
+        (worker,) = maker_of(loader)._workers
+        assert len(worker._slabs) <= 8
 
 
 def test_a_rolled_back_step_comes_again_untouched():
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_a_closed_or_forgotten_loader():
     for closed in (True, False):
         loader = Loader(Numbers(50), 8, 4, workers=2)
         next(iter(loader))
-        processes = [psutil.Process(pid) for pid in crew_of(loader).pids]
+        processes = [psutil.Process(pid) for pid in maker_of(loader).pids]
         if closed:
             loader.close()
         del loader
@@ -209,7 +209,7 @@ def test_a_loader_that_is_used_after_its_end_can_be_closed_again():
     loader.rewind()
     again = list(loader)
     assert all(torch.equal(left[1], right[1]) for left, right in zip(first, again, strict=True))
-    processes = [psutil.Process(pid) for pid in crew_of(loader).pids]
+    processes = [psutil.Process(pid) for pid in maker_of(loader).pids]
     loader.close()
     loader.close()
     assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
@@ -266,8 +266,8 @@ def test_microbatches_that_are_dropped_are_not_kept_until_the_commit():
     with Loader(Big(24), 24, 1, workers=Processes(1, ahead=2)) as loader:
         for batch in loader.batches():
             del batch
-        (member,) = crew_of(loader)._members
-        assert len(member._slabs) <= 8
+        (worker,) = maker_of(loader)._workers
+        assert len(worker._slabs) <= 8
 
 
 def test_a_template_that_is_killed_is_started_again():
@@ -277,8 +277,8 @@ def test_a_template_that_is_killed_is_started_again():
         for number, (index, draws) in enumerate(loader):
             result.append((index.tolist(), draws.flatten().tolist()))
             if number in (3, 9):
-                crew_of(loader)._nursery.kill()
-                for pid in crew_of(loader).pids:
+                maker_of(loader)._template.kill()
+                for pid in maker_of(loader).pids:
                     psutil.Process(pid).kill()
     assert result == alone
 

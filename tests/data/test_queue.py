@@ -178,7 +178,7 @@ def test_waits_have_an_end_that_says_what_is_missing(tmp_path: Path):
     queue.put(0)
     with pytest.raises(DeadlinePassed, match="2 items in the queue") as caught:
         taken([queue])
-    assert caught.value.hint == "1 are there; does somebody put?"
+    assert caught.value.hint == "1 are there: check that a process puts items"
     queue.put(1)
     with pytest.raises(DeadlinePassed, match="room in the queue") as caught:
         queue.put(2)
@@ -218,20 +218,20 @@ def test_a_wait_for_items_ends_when_it_has_become_useless(tmp_path: Path):
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="a queue of 3 items never has a batch of 4"):
+    with pytest.raises(ConfigError, match="a queue of 3 items cannot hold a batch of 4"):
         Queue(tmp_path, 4, capacity=3)
     with pytest.raises(ConfigError, match="multiple of the microbatch"):
         Queue(tmp_path, 4, 3)
     queue = Queue(tmp_path, 4)
     with pytest.raises(ConfigError, match="5 ranks cannot share a batch of 4"):
         queue.place(0, 5)
-    with pytest.raises(ConfigError, match=r"a key is a whole number.*: \(1, -2\)"):
+    with pytest.raises(ConfigError, match=r"a key must be an integer.*: \(1, -2\)"):
         queue.put(0, key=(1, -2))
     with pytest.raises(ConfigError, match=r"cannot be sent to another process: lock"):
         queue.put({"lock": threading.Lock()})
-    with pytest.raises(SourceChanged, match="no state of a queue"):
+    with pytest.raises(SourceChanged, match="not a queue's state"):
         queue.load_state_dict(Loader(range(4), 2).state_dict())
-    with pytest.raises(SourceChanged, match="no state of a loader"):
+    with pytest.raises(SourceChanged, match="not a loader's state"):
         Loader(range(4), 2).load_state_dict(queue.state_dict())
 
 

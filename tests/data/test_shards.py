@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_named():
 
 
 def test_what_needs_a_length_or_several_hands_is_refused():
-    with pytest.raises(ConfigError, match="bound the training by steps"):
+    with pytest.raises(ConfigError, match="shards have no common epoch"):
         Loader(Shards(lines, 4), 4, epochs=1)
     with pytest.raises(ConfigError, match="processes"):
         next(iter(Loader(Shards(lines, 4), 4, workers=Threads(2))))

@@ -49,7 +49,7 @@ def test_token_files_that_are_none_are_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="integers"):
         Tokens(tmp_path / "nowhere.bin", 8, dtype=np.float32)
     (tmp_path / "odd.bin").write_bytes(b"abc")
-    with pytest.raises(Unreadable, match="no whole number"):
+    with pytest.raises(Unreadable, match="not a multiple"):
         Tokens(tmp_path / "odd.bin", 8)
     (tmp_path / "short.bin").write_bytes(b"abcd")
     with pytest.raises(ConfigError, match="empty"):
@@ -68,7 +68,7 @@ def test_json_lines_are_found_by_index_and_errors_by_line(tmp_path: Path):
     batch = next(iter(Loader(source, 4, shuffle=Shuffle.none())))
     assert batch["n"].tolist() == [0, 1, 2, 3]
     path.write_text('{"a": 1}\n{"a": oops}\n')
-    with pytest.raises(SampleError, match=rf"{path}:2.*no JSON"):
+    with pytest.raises(SampleError, match=rf"{path}:2.*not JSON"):
         list(Loader(Jsonl(path), 2, epochs=1))
 
 

@@ -102,7 +102,7 @@ def test_a_loader_and_a_queue_in_one_step(tmp_path: Path):
 def test_items_that_do_not_come_end_the_run_with_a_hint(tmp_path: Path):
     with pytest.raises(DeadlinePassed, match="2 items in the queue queue") as caught:
         Training(tmp_path, patience_s=0.2).fill(3).sail(2)
-    assert caught.value.hint == "1 are there; does somebody put?"
+    assert caught.value.hint == "1 are there: check that a process puts items"
 
 
 def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Path):

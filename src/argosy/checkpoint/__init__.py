@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from argosy.checkpoint.formats import export as export
     from argosy.checkpoint.formats import import_ as import_
 
-_HOMES: dict[str, str] = dict.fromkeys(("export", "import_"), "argosy.checkpoint.formats")
 # What knows torch is imported when it is first used.
-__getattr__, _torch_names = lazy(__name__, _HOMES)
+__getattr__, _torch_names = lazy(__name__)
 
 __all__ = [
     "ELSEWHERE",

@@ -1,4 +1,4 @@
-"""Samples in, one batch out: as torch's default_collate, but arrays are written where they are wanted."""
+"""Stack samples into a batch, as torch's default_collate does, but into memory that the caller provides."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -13,12 +13,13 @@ Array = NDArray[Any]
 
 
 class Empty(Protocol):
-    """Where the arrays of a batch are made: in the heap, or in memory that is shared with the loader."""
+    """Makes the arrays of a batch: in the heap, or in memory that is shared with the loader."""
 
     def __call__(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
 
 Collate = Callable[[list[Any]], Any]
+_COLLATE = "give the loader a collate function"
 
 
 def in_heap(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -26,7 +27,7 @@ def in_heap(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
 
 
 def stack(samples: Sequence[Any], empty: Empty = in_heap) -> Any:
-    """Put samples of one shape together: numbers, arrays and tensors are stacked, containers entered, others listed.
+    """Stack numbers, arrays and tensors, and the items of containers; return other samples as a list.
 
     Raises:
         ConfigError: arrays of different shapes, or containers of different keys or lengths.
@@ -46,38 +47,34 @@ def stack(samples: Sequence[Any], empty: Empty = in_heap) -> Any:
     if isinstance(first, Mapping):
         keys = list(cast("Mapping[Any, Any]", first))
         if any(set(sample) != set(keys) for sample in samples):
-            raise ConfigError("samples with different keys cannot be put together: give the loader a collate function")
+            raise ConfigError("samples with different keys cannot be stacked", hint=_COLLATE)
         return {key: stack([sample[key] for sample in samples], empty) for key in keys}
     if isinstance(first, tuple | list):
         if any(len(sample) != len(samples[0]) for sample in samples):
-            raise ConfigError("samples of different lengths cannot be put together: give the loader a collate function")
+            raise ConfigError("samples of different lengths cannot be stacked", hint=_COLLATE)
         rows = cast("Sequence[tuple[Any, ...]]", samples)
-        columns = [stack(column, empty) for column in zip(*rows, strict=True)]
-        if isinstance(first, tuple):
-            kind = cast("type[Any]", type(samples[0]))
-            return kind(*columns) if hasattr(kind, "_fields") else kind(columns)
-        return columns
+        return _rebuild(type(rows[0]), [stack(column, empty) for column in zip(*rows, strict=True)])
     return list(samples)
 
 
-class Stack:
-    """Puts samples together as they come: an array is copied into the batch while it is in the cache, and let go.
+class BatchStack:
+    """Stacks samples as they come: an array is copied into the batch while it is in the cache, and dropped.
 
-    Kept apart until the end, a batch of them would be memory that the allocator takes from the kernel and gives
-    back each time, which costs as much as reading it. The result is that of `stack`.
+    The result is that of `stack`. Keeping all samples until the end would cost as much as reading them, because the
+    allocator would take their memory from the kernel and return it for every batch.
     """
 
     def __init__(self, count: int, empty: Empty) -> None:
         self._count, self._empty = count, empty
         self._target: Array | None = None
-        self._parts: list[Stack] | None = None
+        self._parts: list[BatchStack] | None = None
         self._shape: Any = None
-        """What the samples so far have in common: a type and its keys or length, or the type of an array."""
+        """What all samples must have: a type and its keys or length, or the shape and type of an array."""
         self._kept: list[Any] = []
         self.taken = 0
 
     def add(self, sample: Any) -> None:
-        """Take the next sample in."""
+        """Add the next sample."""
         if self.taken == 0:
             self._begin(sample)
         if self._target is not None:
@@ -103,10 +100,10 @@ class Stack:
                 self._target = self._empty((self._count, *first.shape), first.dtype)
         elif isinstance(sample, dict | tuple | list) and sample:
             self._shape = _form(sample)
-            self._parts = [Stack(self._count, self._empty) for _ in _values(sample)]
+            self._parts = [BatchStack(self._count, self._empty) for _ in _values(sample)]
 
     def _give_up(self) -> None:
-        """This sample is of another form: keep samples as they are, and let `stack` say what is wrong."""
+        """This sample has another form: keep the samples as they are, and let `stack` report the error."""
         self._kept = self._samples()
         self._target = self._parts = None
 
@@ -141,8 +138,11 @@ def _values(sample: Any) -> Any:
 
 def _like(form: Any, values: list[Any]) -> Any:
     kind, keys = form
-    if issubclass(kind, dict):
-        return dict(zip(keys, values, strict=True))
+    return dict(zip(keys, values, strict=True)) if issubclass(kind, dict) else _rebuild(kind, values)
+
+
+def _rebuild(kind: type[Any], values: list[Any]) -> Any:
+    """Return the values as a list, or as a tuple of this kind."""
     if issubclass(kind, list):
         return values
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
@@ -154,7 +154,7 @@ def _stack_arrays(arrays: list[Array], empty: Empty) -> Array:
         shapes = sorted({array.shape for array in arrays})[:4]
         raise ConfigError(
             f"arrays of different shapes cannot be stacked: {', '.join(map(str, shapes))}",
-            hint="pad them, give the loader a collate function, or pack sequences with Pack",
+            hint=f"pad them, {_COLLATE}, or pack sequences with Pack",
         )
     if dtype.hasobject:
         raise ConfigError(f"arrays of Python objects cannot be stacked: {dtype}")
@@ -175,7 +175,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def numpy_knows(tensor: Any) -> bool:
-    """Whether a tensor can be an array: numpy has no bfloat16, and nothing sparse."""
+    """Whether a tensor can become an array: numpy has no bfloat16 and no sparse arrays."""
     return _has_array(tensor.dtype) and str(tensor.layout) == "torch.strided"
 
 
@@ -195,16 +195,13 @@ def _as_array(value: Any) -> Array:
 
 
 def to_tensors(batch: Any, convert: Callable[[Array], Any]) -> Any:
-    """Return the batch with every numeric array as a tensor that shares its memory."""
+    """Return the batch with every numeric array converted."""
     if isinstance(batch, np.ndarray):
         array = cast(Array, batch)
         return convert(array) if array.dtype.kind in "biufc" else array
     if isinstance(batch, dict):
         return {key: to_tensors(value, convert) for key, value in cast("dict[Any, Any]", batch).items()}
-    if isinstance(batch, list):
-        return [to_tensors(value, convert) for value in cast("list[Any]", batch)]
-    if isinstance(batch, tuple):
-        parts = [to_tensors(value, convert) for value in cast("tuple[Any, ...]", batch)]
-        kind = cast("type[Any]", type(cast(Any, batch)))
-        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    if isinstance(batch, list | tuple):
+        values = cast("Sequence[Any]", batch)
+        return _rebuild(type(values), [to_tensors(value, convert) for value in values])
     return batch

@@ -1,4 +1,4 @@
-"""Look at a source before a training does: lengths, order, bytes per sample, read rate, where the time goes.
+"""Inspect a source before a training: lengths, order, bytes per sample, read rate, and where the time goes.
 
     python -m argosy.data.inspect SOURCE [--batch N] [--shuffle full|none|blocks] [--seconds S]
 
@@ -17,22 +17,22 @@ import click
 import numpy as np
 
 from argosy.core import ArgosyError, ConfigError
+from argosy.data.choose_plan import choose_plan
 from argosy.data.collate import Array, in_heap, stack
-from argosy.data.fill import sample_error
 from argosy.data.jsonl import Jsonl
 from argosy.data.loader import Loader
+from argosy.data.microbatch import sample_error
 from argosy.data.order import Shuffle
-from argosy.data.packing import Pack
+from argosy.data.pack import Pack
 from argosy.data.parquet import Parquet
-from argosy.data.plan import Mix, Reader, Rows, length_of
-from argosy.data.planning import plan_of
+from argosy.data.plan import Mix, Rows, SampleReader, length_of
 from argosy.data.shards import Shards
 from argosy.data.tokens import Tokens
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds by what they were spent on, and what was got for them."""
+    """The seconds of each part of loading, and the samples and bytes loaded."""
 
     order_s: float = 0.0
     read_s: float = 0.0
@@ -49,7 +49,7 @@ def find_source(name: str, length: int, dtype: str) -> Any:
     """Open what the command line names.
 
     Raises:
-        ConfigError: it is neither a known kind of file nor an object of a module.
+        ConfigError: it names neither a known kind of file nor an object of a module.
     """
     if name.endswith(".bin"):
         return Tokens(name, length, dtype=np.dtype(dtype))
@@ -69,8 +69,8 @@ def find_source(name: str, length: int, dtype: str) -> Any:
 
 
 def measure(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> Spent:
-    """Load batches in this process for a while, and time each part of it."""
-    plan = plan_of(source, shuffle, 0)
+    """Load batches in this process for so many seconds, and time each part."""
+    plan = choose_plan(source, shuffle, 0)
     reader, spent, position = plan.reader(), Spent(), 0
     while spent.total_s < seconds:
         times = [time.perf_counter()]
@@ -89,7 +89,7 @@ def measure(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> Spent:
     return spent
 
 
-def _one(reader: Reader, rows: Rows, number: int) -> Any:
+def _one(reader: SampleReader, rows: Rows, number: int) -> Any:
     try:
         return reader.one(rows, number)
     except Exception as error:
@@ -97,7 +97,7 @@ def _one(reader: Reader, rows: Rows, number: int) -> Any:
 
 
 def size_of(thing: Any) -> int:
-    """The bytes of the arrays, tensors and texts in a batch."""
+    """Return the bytes of the arrays, tensors and texts in a batch."""
     if isinstance(thing, dict):
         return sum(size_of(value) for value in cast("dict[Any, Any]", thing).values())
     if isinstance(thing, list | tuple):
@@ -108,9 +108,9 @@ def size_of(thing: Any) -> int:
 
 
 def report(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> list[tuple[str, str]]:
-    """What there is to say, as pairs of name and value."""
+    """Return the lines of the report, as pairs of name and value."""
     loader = Loader(source, batch, shuffle=shuffle)
-    plan = plan_of(source, shuffle, 0)
+    plan = choose_plan(source, shuffle, 0)
     reader, rows = plan.reader(), plan.rows(0, 8)
     first = [reader.identity(rows, number) for number in range(min(8, reader.count(rows)))]
     preview = [f"{each.source}:{each.index}" if isinstance(source, Mix) else str(each.index) for each in first]
@@ -136,7 +136,7 @@ def report(source: Any, shuffle: Shuffle, batch: int, seconds: float) -> list[tu
 
 
 def length_in_words(source: Any) -> str:
-    """How much there is of it, as far as it can be known."""
+    """Describe the length of a source, as far as it is known."""
     if isinstance(source, Mix):
         return " + ".join(length_in_words(each) for each in source.sources)
     if isinstance(source, Shards):
@@ -165,7 +165,7 @@ def length_in_words(source: Any) -> str:
 )
 @click.option("--seconds", default=2.0, type=click.FloatRange(min=0.01), show_default=True, help="How long to read.")
 def main(source: str, batch: int, length: int, dtype: str, shuffle: str | None, seconds: float) -> None:
-    """Say how long SOURCE is, in which order it comes, and how fast it is read."""
+    """Print how long SOURCE is, its order, and how fast it can be read."""
     try:
         found = find_source(source, length, dtype)
         chosen = shuffle or ("blocks" if isinstance(found, Parquet) else "full")

@@ -1,7 +1,5 @@
-"""JSON lines: one sample per line, found by an index of line starts that is built when the file is opened."""
+"""JSON lines: one sample per line, found by an index of the lines that is built when the file is opened."""
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,17 +7,16 @@ import numpy as np
 
 from argosy.data.errors import Unreadable
 from argosy.data.permute import Indices
-from argosy.data.stored import Stored
+from argosy.data.stored_file import Paths, StoredFile, open_files
 
 _CHUNK = 16 << 20
 
 
 class Jsonl:
-    """Samples are the decoded lines; empty lines are none."""
+    """Samples are the decoded lines, without empty ones."""
 
-    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, store: Any = None) -> None:
-        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self.files = [Stored(path, store) for path in several]
+    def __init__(self, paths: Paths, *, store: Any = None) -> None:
+        self.files = open_files(paths, store)
         spans = [_index_lines(file) for file in self.files]
         self._starts = np.concatenate([starts for starts, _ in spans])
         self._stops = np.concatenate([stops for _, stops in spans])
@@ -35,10 +32,10 @@ class Jsonl:
         try:
             return msgspec.json.decode(line)
         except msgspec.MsgspecError as error:
-            raise Unreadable(self.where(index), f"no JSON: {error}: {line[:60]!r}") from None
+            raise Unreadable(self.where(index), f"not JSON: {error}: {line[:60]!r}") from None
 
     def where(self, index: int) -> str:
-        """File and line, as editors take it."""
+        """Return file and line, in the form that editors accept."""
         file, before, position = self._file(index), 0, 0
         start = int(self._starts[index])
         while position < start:
@@ -47,19 +44,19 @@ class Jsonl:
             position += len(chunk)
         return f"{file.path}:{before + 1}"
 
-    def _file(self, index: int) -> Stored:
+    def _file(self, index: int) -> StoredFile:
         return self.files[int(np.searchsorted(self._ends, index, side="right"))]
 
 
-def _index_lines(file: Stored) -> tuple[Indices, Indices]:
-    """Where each line that is not empty starts and stops."""
+def _index_lines(file: StoredFile) -> tuple[Indices, Indices]:
+    """Return the start and the end of each line that is not empty."""
     breaks: list[Indices] = []
     for offset in range(0, file.size, _CHUNK):
         chunk = np.frombuffer(file.read(offset, _CHUNK), np.uint8)
         breaks.append(np.flatnonzero(chunk == 10) + offset)
     stops = np.concatenate([*breaks, np.array([file.size])]).astype(np.int64)
     starts = np.concatenate([np.array([0]), stops[:-1] + 1]).astype(np.int64)
-    kept = stops - starts > 1  # A line of one byte is at best a digit, and often a carriage return.
+    kept = stops - starts > 1  # A line of one byte may be a carriage return, and is checked.
     for number in np.flatnonzero(stops - starts == 1):
         kept[number] = file.read(int(starts[number]), 1).strip() != b""
     return starts[kept], stops[kept]

@@ -1,8 +1,10 @@
-"""The loader: hands out a rank's microbatches by cursor, the same ones again until they are committed.
+"""The loader: hands out a rank's microbatches of the step at the cursor, the same again until `commit`.
 
-D1  The cursor is all there is: what comes next depends on it, the source and the seed, not on ranks or workers.
-D2  The cursor moves at `commit` alone.
-D3  Every sample comes exactly once per epoch; batches straddle epochs.
+It makes no batch itself: batch makers do (`batch_makers.py`, `processes.py`).
+
+D1  The cursor is the whole state: the next batch depends on it, the source and the seed, not on ranks or workers.
+D2  Only `commit` moves the cursor forward.
+D3  Every sample comes exactly once per epoch; a batch may span two epochs.
 """
 
 import itertools
@@ -13,40 +15,40 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from argosy.core import ConfigError
+from argosy.data.batch_makers import BatchMaker, InlineMaker, MicrobatchSpan, ThreadMaker, Threads
+from argosy.data.choose_plan import choose_plan
 from argosy.data.collate import Collate, to_tensors
-from argosy.data.crew import Crew, Inline, ThreadCrew, Threads, Ticket
 from argosy.data.errors import SourceChanged, TooManySkipped
-from argosy.data.fill import Filled, Recipe, Skip, Skipped
+from argosy.data.microbatch import Microbatch, Recipe, Skip, Skipped
 from argosy.data.order import Shuffle
-from argosy.data.place import my_place
-from argosy.data.plan import Identity, Plan, Reader, Rows
-from argosy.data.planning import plan_of
-from argosy.data.processes import ProcessCrew, Processes
+from argosy.data.plan import Identity, Rows, SampleReader, SourcePlan
+from argosy.data.processes import Processes, ProcessMaker
+from argosy.data.rank_and_size import rank_and_size
 from argosy.data.share import check_share, share
 from argosy.data.waits import Waits
 
 FORMAT = 1
 SKIPPED_KEPT = 1000
-"""Records of skipped samples that a loader keeps; the count goes on."""
+"""Records of skipped samples that a loader keeps; the count includes all."""
 
 
 @dataclass(slots=True)
-class Handed:
-    """What the microbatch that was handed out last is."""
+class HandedOut:
+    """Describes the microbatch that was handed out last."""
 
     position: int
-    """Where in the order of everything its first sample is."""
+    """The position of its first sample, counted from the start of the training."""
     count: int
-    reader: Reader
+    reader: SampleReader
     rows: Rows
     skipped: Sequence[Skipped] = ()
 
     @property
     def identities(self) -> list[Identity]:
-        """Source, epoch and index of its samples, without those that were skipped."""
-        left_out = {each.identity for each in self.skipped}
+        """Source, epoch and index of its samples, except skipped ones."""
+        skipped = {each.identity for each in self.skipped}
         every = (self.reader.identity(self.rows, number) for number in range(self.reader.count(self.rows)))
-        return [identity for identity in every if identity not in left_out]
+        return [identity for identity in every if identity not in skipped]
 
     @property
     def ids(self) -> list[int]:
@@ -56,23 +58,23 @@ class Handed:
 
 @dataclass(slots=True)
 class _Held:
-    """What `close` needs, apart from the loader, so that a forgotten loader is closed too."""
+    """What `close` needs, without a reference to the loader, so that a garbage-collected loader is closed, too."""
 
-    crew: Crew | None = None
+    maker: BatchMaker | None = None
     skipped: list[Skipped] = field(default_factory=list[Skipped])
 
     def close(self) -> None:
-        crew, self.crew = self.crew, None
-        if crew is not None:
-            crew.close()
+        maker, self.maker = self.maker, None
+        if maker is not None:
+            maker.close()
 
 
 class Loader:
-    """Loads global batches of `batch` samples, each rank its microbatches of `micro` (default: one per rank).
+    """Loads global batches of `batch` samples; each rank gets its microbatches of `micro` (default: one per rank).
 
-    The plain way: `for batch in loader`, endless unless `epochs` is given; `state_dict()` after the last
-    microbatch of a step counts that step. The transactional way: `batches()`, then `commit()`; without the
-    commit the next `batches()` hands out the same ones.
+    The plain way: `for batch in loader`, endless unless `epochs` is given; a `state_dict()` taken after the last
+    microbatch of a step includes that step. The transactional way: `batches()`, then `commit()`; without the commit
+    the next `batches()` hands out the same microbatches.
     """
 
     def __init__(
@@ -91,11 +93,11 @@ class Loader:
     ) -> None:
         _check(batch, micro, seed, epochs, shuffle, workers)
         self.batch, self.micro, self.seed, self._resized = batch, micro, seed, resized
-        self._plan: Plan = plan_of(source, shuffle or Shuffle.full(), seed)
+        self._plan: SourcePlan = choose_plan(source, shuffle or Shuffle.full(), seed)
         self._epochs = epochs
         self._recipe = Recipe(self._plan.reader(), seed, skip, collate)
         self._workers = Processes(workers) if isinstance(workers, int) and workers else workers
-        self.rank, self.size = my_place()
+        self.rank, self.size = rank_and_size()
         check_share(batch, micro, self.size)
         self._end = None if epochs is None else self._plan.end(epochs)
         self.cursor = 0
@@ -104,36 +106,34 @@ class Loader:
         """Global batches committed."""
         self.skipped_count = 0
         self.waits = Waits()
-        self.handed: Handed | None = None
-        self._reports: dict[Ticket, Filled] = {}
+        self.handed: HandedOut | None = None
+        self._reports: dict[MicrobatchSpan, Microbatch] = {}
         self._held = _Held()
-        weakref.finalize(self, self._held.close)  # A loader that is forgotten is closed too.
+        weakref.finalize(self, self._held.close)
 
     @property
     def skipped(self) -> list[Skipped]:
-        """The samples that this rank left out, the newest at the end."""
+        """The samples that this rank skipped, the newest last."""
         return list(self._held.skipped)
 
     def place(self, rank: int, size: int) -> None:
-        """Work as `rank` of `size` from now on: after a resize, or where data-parallel ranks are not all ranks."""
-        if not 0 <= rank < size:
-            raise ConfigError(f"ranks are numbered from 0: rank {rank} of {size}")
-        check_share(self.batch, self.micro, size)
+        """Load as `rank` of `size` from now on: after a resize, or where not all ranks are data-parallel."""
+        check_share(self.batch, self.micro, size, rank)
         self.rank, self.size = rank, size
 
     def batches(self) -> Iterator[Any]:
-        """Hand out this rank's microbatches of the step at the cursor; the same again until `commit`."""
+        """Hand out this rank's microbatches of the step at the cursor, the same again until `commit`."""
         cursor = self.cursor
         self._reports.clear()
-        for ticket in self._tickets(cursor):
+        for span in self._spans(cursor):
             if self.cursor != cursor:
-                raise ConfigError("the step was committed while its microbatches were still being handed out")
-            yield self._hand_out(ticket)
+                raise ConfigError("the step was committed before all of its microbatches were handed out")
+            yield self._hand_out(span)
 
     @property
     def pieces(self) -> int:
         """How many microbatches this rank has in the step at the cursor."""
-        return len(self._tickets(self.cursor))
+        return len(self._spans(self.cursor))
 
     @property
     def samples(self) -> int:
@@ -141,29 +141,29 @@ class Loader:
         return self._count(self.cursor)
 
     def commit(self) -> None:
-        """The step is done: go on to the next one."""
-        for ticket, filled in self._reports.items():
-            self._plan.note(ticket.start, filled.extra)
-            self.skipped_count += len(filled.skipped)
-            self._held.skipped += filled.skipped
+        """The step is done: move the cursor to the next one."""
+        for made in self._reports.values():
+            self._plan.note(made.extra)
+            self.skipped_count += len(made.skipped)
+            self._held.skipped += made.skipped
         del self._held.skipped[:-SKIPPED_KEPT]
         self._reports.clear()
         self.cursor += self._count(self.cursor)
         self.step += 1
 
     def skip(self, steps: int) -> None:
-        """Leave out the next global batches, on all ranks."""
+        """Skip the next global batches, on all ranks."""
         for _ in range(steps):
             self._reports.clear()
             self.commit()
 
     def rewind(self) -> None:
-        """Begin again at the first sample: an evaluation goes through the same samples each time."""
+        """Begin again at the first sample, as an evaluation does each time."""
         self._reports.clear()
         self.cursor = self.step = 0
 
     def close(self) -> None:
-        """End the workers; they come again if the loader is used again."""
+        """Stop the workers; they start again if the loader is used again."""
         self._held.close()
 
     @property
@@ -174,14 +174,14 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         while not self.exhausted:
             self._reports.clear()
-            tickets = self._tickets(self.cursor)
-            if not tickets:
+            spans = self._spans(self.cursor)
+            if not spans:
                 self.commit()
-            for ticket in tickets:
-                held = [self._hand_out(ticket)]
-                if ticket is tickets[-1]:
-                    self.commit()  # Before the user has it: a state saved after this step counts it.
-                yield held.pop()  # Not kept here: its memory serves the next one as soon as the user drops it.
+            for span in spans:
+                held = [self._hand_out(span)]
+                if span is spans[-1]:
+                    self.commit()  # Before the user gets it: a state saved after this step includes it.
+                yield held.pop()  # Keep no reference: its memory is reused as soon as the user drops it.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, which is the same on every rank (for `Shards`, see there)."""
@@ -194,13 +194,13 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, with any number of ranks and workers, and any batch size.
+        """Continue where `state` was taken, with any number of ranks and workers, and any batch size.
 
         Raises:
-            SourceChanged: the order would be another one; the loader is as before.
+            SourceChanged: the order would differ; the loader is unchanged.
         """
         if not isinstance(cast(Any, state), dict) or state.get("format") != FORMAT:
-            raise SourceChanged(f"this is no state of a loader, or of another version: {str(state)[:200]}")
+            raise SourceChanged(f"not a loader's state of version {FORMAT}: {str(state)[:200]}")
         self._plan.restore(state, state["cursor"], resize=self._resized)
         self._reports.clear()
         self.cursor, self.step, self.skipped_count = state["cursor"], state["step"], state["skipped"]
@@ -214,73 +214,72 @@ class Loader:
         self.close()
 
     def _count(self, cursor: int) -> int:
-        """How many samples the global batch at `cursor` has."""
         return self.batch if self._end is None else max(0, min(self.batch, self._end - cursor))
 
-    def _tickets(self, cursor: int) -> list[Ticket]:
+    def _spans(self, cursor: int) -> list[MicrobatchSpan]:
         shares = share(self._count(cursor), self.micro, self.rank, self.size)
-        return [Ticket(cursor + start, stop - start) for start, stop in shares]
+        return [MicrobatchSpan(cursor + start, stop - start) for start, stop in shares]
 
-    def _following(self, ticket: Ticket) -> Iterator[Ticket]:
-        """This rank's tickets after `ticket`."""
+    def _following(self, span: MicrobatchSpan) -> Iterator[MicrobatchSpan]:
+        """This rank's spans after `span`."""
         cursor = self.cursor
         while self._count(cursor):
-            yield from (each for each in self._tickets(cursor) if each.start > ticket.start)
+            yield from (each for each in self._spans(cursor) if each.start > span.start)
             cursor += self._count(cursor)
 
-    def _hand_out(self, ticket: Ticket) -> Any:
+    def _hand_out(self, span: MicrobatchSpan) -> Any:
         with self.waits.measure(self.step):
-            if self._held.crew is None:
-                self._held.crew = self._hire()
-            crew = self._held.crew
-            filled = crew.get(ticket, list(itertools.islice(self._following(ticket), crew.depth)))
-        self._account(ticket, filled)
-        self.handed = Handed(ticket.start, ticket.samples, self._recipe.reader, filled.rows, filled.skipped)
-        return as_tensors(filled.batch, sys.modules.get("torch"))
+            if self._held.maker is None:
+                self._held.maker = self._start_maker()
+            maker = self._held.maker
+            made = maker.get(span, list(itertools.islice(self._following(span), maker.depth)))
+        self._account(span, made)
+        self.handed = HandedOut(span.start, span.samples, self._recipe.reader, made.rows, made.skipped)
+        return as_tensors(made.batch, sys.modules.get("torch"))
 
-    def _account(self, ticket: Ticket, filled: Filled) -> None:
-        """Keep what the microbatch reports until the step is committed."""
-        self._reports[ticket] = replace(filled, batch=None)
+    def _account(self, span: MicrobatchSpan, made: Microbatch) -> None:
+        """Keep the microbatch's report until the step is committed, and check the limit of skipped samples."""
+        self._reports[span] = replace(made, batch=None)
         skip = self._recipe.skip
         if skip is None:
             return
         count = self.skipped_count + sum(len(each.skipped) for each in self._reports.values())
-        if count > skip.limit or filled.batch is None:
-            last = next(each for filled in reversed(self._reports.values()) for each in filled.skipped)
+        if count > skip.limit or made.batch is None:
+            last = next(each for made in reversed(self._reports.values()) for each in made.skipped)
             what = (
                 f"more than {skip.limit} samples failed"
                 if count > skip.limit
                 else "every sample of a microbatch failed"
             )
-            hint = "" if count > skip.limit else "a microbatch needs one good sample: make `micro` larger"
+            hint = "" if count > skip.limit else "a microbatch needs one good sample: use a larger `micro`"
             raise TooManySkipped(f"{what}, the last one: {last.where}: {last.error}", hint=hint)
 
-    def _hire(self) -> Crew:
+    def _start_maker(self) -> BatchMaker:
         match self._workers:
             case Processes():
-                return ProcessCrew(self._plan, self._recipe, self._workers)
+                return ProcessMaker(self._plan, self._recipe, self._workers)
             case Threads():
-                return ThreadCrew(self._plan, self._recipe, self._workers)
+                return ThreadMaker(self._plan, self._recipe, self._workers)
             case _:
-                return Inline(self._plan, self._recipe)
+                return InlineMaker(self._plan, self._recipe)
 
 
 def _check(batch: Any, micro: Any, seed: Any, epochs: Any, shuffle: Any, workers: Any) -> None:
-    """Refuse what torch's loader would take, or nobody would, before it goes wrong further in."""
+    """Refuse wrong arguments, some of which torch's DataLoader accepts."""
     for name, value in (("batch", batch), ("micro", 1 if micro is None else micro), ("seed", seed)):
         if not isinstance(value, int):
-            raise ConfigError(f"{name} is a whole number: {value!r}")
+            raise ConfigError(f"{name} must be an integer: {value!r}")
     if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
-        raise ConfigError(f"epochs are at least 1, or None for no end: {epochs!r}")
+        raise ConfigError(f"epochs must be at least 1, or None for no end: {epochs!r}")
     if shuffle is not None and not isinstance(shuffle, Shuffle):
-        raise ConfigError(f"shuffle is Shuffle.full(), .blocks(size, window) or .none(): {shuffle!r}")
+        raise ConfigError(f"shuffle must be Shuffle.full(), .blocks(size, window) or .none(): {shuffle!r}")
     if not isinstance(workers, int | Processes | Threads) or isinstance(workers, bool):
-        raise ConfigError(f"workers are a number, Processes(...) or Threads(...): {workers!r}")
+        raise ConfigError(f"workers must be a number, Processes(...) or Threads(...): {workers!r}")
 
 
 def as_tensors(batch: Any, torch: Any) -> Any:
-    """Arrays become tensors where torch is imported, in pinned memory where there is an accelerator."""
-    if torch is None or not hasattr(torch, "from_numpy"):
+    """Convert arrays to tensors if torch is imported, in pinned memory if there is an accelerator."""
+    if torch is None:
         return batch
     if torch.accelerator.is_available():
         return to_tensors(batch, lambda array: torch.from_numpy(array).pin_memory())

@@ -1,10 +1,9 @@
-"""In which order the samples of a source come: position in, epoch and index out. Pure.
+"""The order of the samples of a source: maps a position to an epoch and an index. Pure.
 
-Positions count samples from the start of the training, through all epochs; nothing here knows of ranks,
-workers or batches.
+Positions count samples from the start of the training, across epochs; ranks, workers and batches play no part.
 
 O1  In every epoch each index comes exactly once.
-O2  The answer for a position depends on (shuffle, seed, length) alone.
+O2  The result for a position depends on (shuffle, seed, length) alone.
 """
 
 from collections.abc import Sequence
@@ -20,16 +19,16 @@ from argosy.data.permute import Indices, Permutation, derive_key
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How an epoch is mixed: `Shuffle.full()`, `Shuffle.blocks(size, window)` or `Shuffle.none()`."""
+    """How an epoch is shuffled: `Shuffle.full()`, `Shuffle.blocks(size, window)` or `Shuffle.none()`."""
 
     block: int = 0
-    """Samples per block; 0: no shuffle, 1: every sample by itself."""
+    """Samples per block; 0: no shuffle, 1: full shuffle."""
     window: int = 1
-    """Blocks that are open at a time, and whose samples are mixed."""
+    """Blocks whose samples are shuffled together."""
 
     @classmethod
     def full(cls) -> "Shuffle":
-        """Any sample may come anywhere: for sources that are as quick at any place."""
+        """Shuffle all samples: for sources with fast random access."""
         return cls(1)
 
     @classmethod
@@ -39,12 +38,12 @@ class Shuffle:
 
     @classmethod
     def blocks(cls, size: int, window: int = 8) -> "Shuffle":
-        """Blocks of `size` neighbours come in random order; samples are mixed among `window` blocks.
+        """Shuffle the blocks of `size` neighbours, and the samples among `window` blocks.
 
         For sources that read neighbours together: the rows of a Parquet row group, the lines of an object.
         """
         if size < 1 or window < 1:
-            raise ConfigError(f"blocks and windows hold at least 1: size {size}, window {window}")
+            raise ConfigError(f"size and window must be at least 1: size {size}, window {window}")
         return cls(size, window) if size > 1 else cls(1)
 
     def at(self, epoch_key: int, length: int, offsets: Indices) -> Indices:
@@ -62,7 +61,7 @@ def _permutation(size: int, key: int) -> Permutation:
 
 
 class _Run(NamedTuple):
-    """`count` slots of `size` samples in a row, of which slot `short` (if any) lacks `lack` samples."""
+    """Consecutive slots of `size` samples, of which slot `short` (if any) lacks `lack` samples."""
 
     size: int
     short: int
@@ -79,7 +78,7 @@ class _Run(NamedTuple):
 
 
 class _Blocks:
-    """One epoch in blocks: the last block of the source may be short, and comes at a random place."""
+    """One epoch in blocks; the last block of the source may be short, and comes at a random place."""
 
     def __init__(self, shuffle: Shuffle, key: int, length: int) -> None:
         self.size, self.window, self.key = shuffle.block, shuffle.window, key
@@ -107,8 +106,8 @@ class _Blocks:
         return self.blocks.at(slots) * self.size + places
 
 
-class Segment(NamedTuple):
-    """From `position` on, epochs from `epoch` on have `length` samples."""
+class OrderSegment(NamedTuple):
+    """From `position` on, which begins epoch `epoch`, epochs have `length` samples."""
 
     position: int
     epoch: int
@@ -116,20 +115,20 @@ class Segment(NamedTuple):
 
 
 class Order:
-    """The endless order of one source; `segments` are more than one when the source's length changed."""
+    """The endless order of one source; a change of its length adds a segment."""
 
     def __init__(self, length: int, shuffle: Shuffle, seed: int) -> None:
         if length < 1:
             raise ConfigError(
-                "the source is empty: there is nothing to load",
-                hint="does its path or pattern match any files, and do they hold samples?",
+                "the source is empty",
+                hint="check that its path or pattern matches files, and that they hold samples",
             )
         self.shuffle, self.seed = shuffle, seed
-        self.segments: list[Segment] = [Segment(0, 0, length)]
+        self.segments: list[OrderSegment] = [OrderSegment(0, 0, length)]
 
     @property
     def length(self) -> int:
-        """Samples of an epoch, in the newest segment."""
+        """Samples per epoch, in the newest segment."""
         return self.segments[-1].length
 
     def at(self, positions: Indices) -> tuple[Indices, Indices]:
@@ -151,10 +150,10 @@ class Order:
         return last.position + (epochs - last.epoch) * last.length
 
     def change_length(self, length: int, position: int) -> None:
-        """Let epochs that begin after `position` have `length` samples; the one under way ends as it began."""
+        """Let epochs that begin after `position` have `length` samples; the current one keeps its length."""
         epochs, offsets, lengths = self._unroll(np.array([position]))
         rest = (int(lengths[0]) - int(offsets[0])) % int(lengths[0])
-        begins = Segment(position + rest, int(epochs[0]) + (1 if rest else 0), length)
+        begins = OrderSegment(position + rest, int(epochs[0]) + (1 if rest else 0), length)
         kept = [segment for segment in self.segments if segment.position < begins.position]
         self.segments = _current([*kept, begins], position)
 
@@ -170,7 +169,7 @@ class Order:
         return epochs + row[:, 1], offsets, row[:, 2]
 
 
-def _current(segments: Sequence[Segment], position: int) -> list[Segment]:
+def _current(segments: Sequence[OrderSegment], position: int) -> list[OrderSegment]:
     """Drop segments that ended before `position`."""
     ends = [segment.position for segment in segments[1:]]
     return [segment for segment, end in zip(segments, [*ends, position + 1], strict=True) if end > position]

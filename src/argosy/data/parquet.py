@@ -1,6 +1,5 @@
-"""Parquet files, read by row group through pyarrow or, where that is not installed, DuckDB."""
+"""Parquet files, read by row group through pyarrow or, if that is not installed, DuckDB."""
 
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -12,35 +11,29 @@ from argosy.core import ConfigError
 from argosy.data.collate import Array, Empty
 from argosy.data.errors import Unreadable
 from argosy.data.permute import Indices
-from argosy.data.stored import Stored
+from argosy.data.stored_file import Paths, StoredFile, open_files
 
 Columns = dict[str, Any]
-"""By name: an array, or a list where values are no numbers of one shape."""
+"""By name: an array, or a list if the values are not numbers of one shape."""
 
 
 class _Backend(Protocol):
-    def row_groups(self, file: Stored) -> list[int]: ...
-    def read(self, file: Stored, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns: ...
+    def row_groups(self, file: StoredFile) -> list[int]: ...
+    def read(self, file: StoredFile, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns: ...
 
 
 class Parquet:
-    """Samples are rows, as dicts. `groups_kept` row groups are kept in memory by each worker.
+    """Samples are rows, as dicts. Each worker keeps `groups_kept` row groups in memory.
 
-    Use it with `Shuffle.blocks(rows_per_group, window)`, window at most `groups_kept`: a full shuffle would
-    read a row group for each sample.
+    Use it with `Shuffle.blocks(rows_per_group, window)`, window at most `groups_kept`: a full shuffle would read a
+    row group for each sample.
     """
 
     def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        columns: Sequence[str] | None = None,
-        groups_kept: int = 8,
-        store: Any = None,
+        self, paths: Paths, *, columns: Sequence[str] | None = None, groups_kept: int = 8, store: Any = None
     ) -> None:
-        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         self.columns, self.groups_kept = None if columns is None else list(columns), groups_kept
-        self.files = [Stored(path, store) for path in several]
+        self.files = open_files(paths, store)
         self._backend = _choose_backend()
         counts = [_guarded(file, "its row groups", self._backend.row_groups, file) for file in self.files]
         self._groups = [(number, group) for number, each in enumerate(counts) for group in range(len(each))]
@@ -66,7 +59,7 @@ class Parquet:
         return f"{self.files[number].path} row group {inner} row {row}"
 
     def gather(self, indices: Indices, empty: Empty) -> Columns | None:
-        """Make a whole batch at once; None if a column holds other things than numbers of one shape."""
+        """Make a whole batch at once; None if a column does not hold numbers of one shape."""
         groups = np.searchsorted(self._ends, indices, side="right")
         rows = indices - np.concatenate([[0], self._ends[:-1]])[groups]
         result: Columns = {}
@@ -106,12 +99,12 @@ class Parquet:
 
 
 def _own(value: Any) -> Any:
-    """What is handed out may be changed by its owner; what is kept here is not."""
+    """Return a copy of an array: the user may change a sample, but not the row group that is kept."""
     return cast(Array, value).copy() if isinstance(value, np.ndarray) else value
 
 
-def _guarded(file: Stored, what: str, function: Any, *args: Any) -> Any:
-    """Call into a Parquet library; its errors say neither file nor row group."""
+def _guarded(file: StoredFile, what: str, function: Any, *args: Any) -> Any:
+    """Call a Parquet library, and add file and row group to its errors."""
     try:
         return function(*args)
     except Unreadable:
@@ -135,24 +128,24 @@ class _Arrow:
     def __getstate__(self) -> dict[str, Any]:
         return {"_open": cast("dict[str, Any]", {})}
 
-    def _file(self, file: Stored) -> Any:
+    def _file(self, file: StoredFile) -> Any:
         if file.path not in self._open:
             import pyarrow.parquet as parquet  # pyright: ignore
 
             self._open[file.path] = cast(Any, parquet).ParquetFile(file.path if file.is_local else file.file())
         return self._open[file.path]
 
-    def row_groups(self, file: Stored) -> list[int]:
+    def row_groups(self, file: StoredFile) -> list[int]:
         metadata = self._file(file).metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
-    def read(self, file: Stored, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns:
+    def read(self, file: StoredFile, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns:
         table = self._file(file).read_row_group(group, columns=columns, use_threads=False)
         return {name: _from_arrow(table.column(name).combine_chunks()) for name in table.column_names}
 
 
 def _from_arrow(column: Any) -> Any:
-    """Numbers become an array, lists of one length an array of two dimensions, all else a list."""
+    """Convert numbers to an array, lists of one length to a two-dimensional array, anything else to a list."""
     if hasattr(column, "combine_chunks"):
         column = column.combine_chunks()
     kind = str(column.type)
@@ -175,11 +168,11 @@ def _even(column: Any, width: int) -> bool:
 
 
 class _Duck:
-    def row_groups(self, file: Stored) -> list[int]:
+    def row_groups(self, file: StoredFile) -> list[int]:
         query = "SELECT row_group_id, any_value(row_group_num_rows) FROM parquet_metadata(?) GROUP BY 1 ORDER BY 1"
         return [rows for _, rows in self._ask(file, query, [file.path]).fetchall()]
 
-    def read(self, file: Stored, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns:
+    def read(self, file: StoredFile, group: int, span: tuple[int, int], columns: list[str] | None) -> Columns:
         names = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
         query = (
             f"SELECT {names} EXCLUDE (file_row_number) FROM read_parquet(?, file_row_number=true) "
@@ -191,7 +184,7 @@ class _Duck:
             name: _from_duck(values) for name, values in self._ask(file, query, [file.path, *span]).fetchnumpy().items()
         }
 
-    def _ask(self, file: Stored, query: str, values: list[Any]) -> Any:
+    def _ask(self, file: StoredFile, query: str, values: list[Any]) -> Any:
         import duckdb  # pyright: ignore
 
         if not file.is_local:

@@ -1,7 +1,7 @@
-"""A keyed permutation of 0..size-1 that needs no memory: any element of the order of any epoch at once.
+"""A keyed permutation of 0..size-1 that needs no memory: any element of any epoch's order is computed directly.
 
-Six Feistel rounds over the smallest power of two that holds `size`, and cycle walking: what falls outside is
-permuted again until it falls inside.
+Six Feistel rounds over the smallest power of two that holds `size`, and cycle walking: a value outside the range is
+permuted again until it is inside.
 
 F1  For every size from 1 to 2^62 and every key this is a bijection.
 F2  The order of a (size, key) never changes: checkpoints rely on it.
@@ -21,7 +21,7 @@ _Rounds: TypeAlias = Callable[[_Words], _Words]
 ROUNDS = 6
 SIZE_MAX = 1 << 62
 _CHUNK = 1 << 13
-"""Elements worked on at a time: the intermediate arrays stay in the cache."""
+"""Elements computed at a time, so that the intermediate arrays stay in the cache."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_AGAIN = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
@@ -41,7 +41,7 @@ class Permutation:
             raise ValueError(f"a permutation has 1 to 2^62 elements: {size}")
         self.size = size
         bits = max((size - 1).bit_length(), 2)
-        self._low_bits, self._high_bits = np.uint64(bits // 2), np.uint64(bits - bits // 2)
+        self._low_bits = np.uint64(bits // 2)
         self._low_mask = np.uint64((1 << (bits // 2)) - 1)
         self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
         digest = hashlib.blake2b(key.to_bytes(8, "little"), digest_size=8 * ROUNDS).digest()
@@ -63,7 +63,7 @@ class Permutation:
         return result.view(np.int64).reshape(np.shape(values))
 
     def _walk(self, values: _Words, rounds: _Rounds) -> _Words:
-        """Permute the larger domain until every value is inside; each walk ends, for it returns to its start."""
+        """Permute the larger domain until every value is inside; each walk ends, because it returns to its start."""
         size = np.uint64(self.size)
         values = rounds(values)
         outside = np.flatnonzero(values >= size)

@@ -1,7 +1,7 @@
-"""What a loader asks its workers for: positions in, rows that name samples out; and the worker's side of it.
+"""Plans name the samples at each position of the training, as rows of integers; readers make the named samples.
 
-A plan lives in the loader and is pure; its reader lives where samples are made and holds no state that
-matters: a row may be read by anybody, any number of times.
+A plan belongs to the loader and does no I/O. A reader runs where samples are made; it has no state that matters: any
+process may read any row, any number of times.
 """
 
 import os
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from argosy.core import ConfigError
 from argosy.data.collate import Empty
 from argosy.data.errors import SourceChanged
-from argosy.data.order import Order, Segment, Shuffle
+from argosy.data.order import Order, OrderSegment, Shuffle
 from argosy.data.permute import Permutation, derive_key
 
 Rows = NDArray[np.int64]
-"""One row or more per sample; the columns are the plan's own, and its reader knows them."""
+"""One or more rows per sample; the columns are an agreement between a plan and its reader."""
 State = dict[str, Any]
 CHUNK, CHUNK_MIN = 4096, 64
 _LIBRARIES = {"jax", "numpy", "pandas", "polars", "pyarrow", "torch", "xarray"}
@@ -29,51 +29,64 @@ _LIBRARIES = {"jax", "numpy", "pandas", "polars", "pyarrow", "torch", "xarray"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """Which sample this is: number of the source in a mix, epoch, index."""
+    """Identifies a sample: number of the source in a mix, epoch, index."""
 
     source: int
     epoch: int
     index: int
 
 
-class Reader(Protocol):
+class SampleReader(Protocol):
     """Makes the samples that rows name."""
 
-    def count(self, rows: Rows) -> int: ...
+    def count(self, rows: Rows) -> int:
+        """The number of samples that the rows name."""
+        return len(rows)
+
     def one(self, rows: Rows, number: int) -> Any: ...
     def keys(self, rows: Rows) -> list[tuple[int, int]]:
-        """Epoch and index of each sample: what its random numbers are keyed by."""
+        """Return epoch and index of each sample, from which its random numbers are derived."""
         ...
 
     def identity(self, rows: Rows, number: int) -> Identity: ...
     def where(self, rows: Rows, number: int) -> str: ...
     def gather(self, rows: Rows, empty: Empty) -> Any | None:
         """Make the whole batch at once; None if the source cannot."""
-        ...
+        return None
+
+    def prepare(self, hint: Any) -> None:
+        """Take the plan's hint for the rows that follow."""
+
+    def report(self, rows: Rows) -> Any:
+        """Return what the plan should note once the microbatch of these rows is committed."""
+        return None
 
 
-class Plan(Protocol):
-    """The order of everything that is to be loaded."""
+class SourcePlan(Protocol):
+    """The endless order in which a source is loaded. Positions count samples from the start of the training."""
+
+    sticky: bool = False
+    """Whether the same worker should read the same first column again."""
 
     def rows(self, start: int, count: int) -> Rows: ...
-    def end(self, epochs: int) -> int: ...
-    def reader(self) -> Reader: ...
-    def note(self, start: int, report: Any) -> None:
-        """What the reader reported beside a microbatch that is now committed."""
+    def end(self, epochs: int) -> int:
+        """The position at which so many epochs are over."""
         ...
+
+    def reader(self) -> SampleReader: ...
+    def hint(self, rows: Rows) -> Any:
+        """Return what saves the reader of these rows work, or None."""
+        return None
+
+    def note(self, report: Any) -> None:
+        """A microbatch is committed, and this is its reader's report."""
 
     def state(self, position: int) -> State: ...
     def restore(self, state: State, position: int, *, resize: bool) -> None: ...
 
 
-def hint_of(plan: Plan, rows: Rows) -> Any:
-    """What the plan knows that saves its reader work, or None."""
-    hint = getattr(plan, "hint", None)
-    return None if hint is None else hint(rows)
-
-
 class Chunks:
-    """Rows made many at a time, for numpy's calls cost more than its numbers; two chunks are kept."""
+    """Rows made in chunks, because numpy's calls cost more than its arithmetic; two chunks are kept."""
 
     def __init__(self, make: Callable[[int, int], Rows], size: int) -> None:
         self._make, self._size = make, size
@@ -96,13 +109,13 @@ class Chunks:
         self._kept.clear()
 
 
-class MapPlan:
-    """One source with a length."""
+class MapPlan(SourcePlan):
+    """The plan of one source with a length."""
 
     def __init__(self, source: Any, shuffle: Shuffle, seed: int) -> None:
         self.source = source
         self.order = Order(length_of(source), shuffle, seed)
-        # Each epoch costs calls of its own: those of a tiny source are not made by the thousand.
+        # Each epoch costs calls of its own, so a tiny source gets small chunks.
         self._chunks = Chunks(self._make_rows, min(CHUNK, max(CHUNK_MIN, self.order.length)))
 
     def rows(self, start: int, count: int) -> Rows:
@@ -115,11 +128,8 @@ class MapPlan:
     def end(self, epochs: int) -> int:
         return self.order.end_of(epochs)
 
-    def reader(self) -> Reader:
+    def reader(self) -> SampleReader:
         return MapReader([self.source])
-
-    def note(self, start: int, report: Any) -> None:
-        return
 
     def state(self, position: int) -> State:
         return order_state(self.order)
@@ -129,11 +139,11 @@ class MapPlan:
         self._chunks.clear()
 
 
-class MixPlan:
-    """Several sources by weight: of every 1,000 positions each source has its quota, at random places.
+class MixPlan(SourcePlan):
+    """The plan of several sources by weight: each has its quota of every 1,000 positions, at random places.
 
-    X1  Every block of 1,000 positions keeps the quotas exactly.
-    X2  Each source goes through its own epochs, each sample once per epoch.
+    X1  Every block of 1,000 positions holds the quotas exactly.
+    X2  Each source has its own epochs, with each sample once per epoch.
     """
 
     BLOCK = 1000
@@ -168,7 +178,7 @@ class MixPlan:
         return result
 
     def _draw_pattern(self, block: int) -> tuple[Rows, Rows]:
-        """The source at each place of a block, and how often that source came before."""
+        """Return the source at each place of a block, and the position within that source."""
         places = Permutation(self.BLOCK, derive_key(self.seed, "quota", block)).at(np.arange(self.BLOCK))
         sources = np.searchsorted(np.cumsum(self.quotas), places, side="right").astype(np.int64)
         turns = np.empty(self.BLOCK, np.int64)
@@ -177,22 +187,17 @@ class MixPlan:
         return sources, turns
 
     def end(self, epochs: int) -> int:
-        raise ConfigError("a mix has no epochs of its own: each source has; bound the training by steps")
+        raise ConfigError("a mix has no epochs, only its sources have", hint="limit the training by steps")
 
-    def reader(self) -> Reader:
+    def reader(self) -> SampleReader:
         return MapReader(self.sources)
-
-    def note(self, start: int, report: Any) -> None:
-        return
 
     def state(self, position: int) -> State:
         return {"mix": self.quotas, "orders": [order_state(order) for order in self.orders]}
 
     def restore(self, state: State, position: int, *, resize: bool) -> None:
         if state.get("mix") != self.quotas:
-            raise SourceChanged(
-                f"the mix is another than in the state to resume from: {state.get('mix')}, now {self.quotas}"
-            )
+            raise SourceChanged(f"the mix differs from the state to resume from: {state.get('mix')}, now {self.quotas}")
         for number, (order, saved) in enumerate(zip(self.orders, state["orders"], strict=True)):
             turns = position // self.BLOCK * self.quotas[number]
             sources, _ = self._pattern(position // self.BLOCK)
@@ -202,7 +207,7 @@ class MixPlan:
 
 
 class Mix:
-    """Sources with weights, for a Loader: `Mix([code, text], [3, 1])`."""
+    """Several sources with weights, for a Loader: `Mix([code, text], [3, 1])`."""
 
     def __init__(
         self, sources: Sequence[Any], weights: Sequence[float], shuffle: Shuffle | Sequence[Shuffle] | None = None
@@ -218,13 +223,13 @@ class Mix:
 
 
 def quotas(weights: Sequence[float], total: int) -> list[int]:
-    """Share `total` out by weight, by largest remainders.
+    """Divide `total` by weight, by largest remainders.
 
     Raises:
         ConfigError: a weight is negative or not finite, or so small that it would never be drawn.
     """
     if any(not np.isfinite(weight) or weight <= 0 for weight in weights):
-        raise ConfigError(f"weights are positive numbers: {list(weights)}")
+        raise ConfigError(f"weights must be positive numbers: {list(weights)}")
     exact = [weight * total / sum(weights) for weight in weights]
     result = [int(each) for each in exact]
     by_rest = sorted(range(len(exact)), key=lambda i: (result[i] - exact[i], i))
@@ -236,14 +241,11 @@ def quotas(weights: Sequence[float], total: int) -> list[int]:
     return result
 
 
-class MapReader:
+class MapReader(SampleReader):
     """Reads rows of (source, epoch, index)."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.sources = list(sources)
-
-    def count(self, rows: Rows) -> int:
-        return len(rows)
 
     def one(self, rows: Rows, number: int) -> Any:
         source, _, index = rows[number].tolist()
@@ -267,12 +269,16 @@ class MapReader:
 
 
 def offers(source: Any, what: str) -> bool:
-    """Whether a source has `gather` or `where` in our sense: tensors and tables have others of these names."""
+    """Whether a source has Argosy's `gather` or `where`: tensors and tables have other methods of these names."""
     return hasattr(source, what) and type(source).__module__.partition(".")[0] not in _LIBRARIES
 
 
 def length_of(source: Any) -> int:
-    """The number of samples, or a ConfigError that says what a source is."""
+    """Return the number of samples.
+
+    Raises:
+        ConfigError: this is not a source; the message says what is.
+    """
     if isinstance(source, str | bytes | os.PathLike):
         raise ConfigError(
             f"a source is not the name of a file: {str(cast(Any, source))[:200]}",
@@ -292,44 +298,43 @@ def length_of(source: Any) -> int:
 
 
 def where_in(source: Any, index: int) -> str:
-    """Where a sample comes from, in the words of its source."""
+    """Say where a sample comes from; the source may describe it."""
     if offers(source, "where"):
-        with suppress(Exception):  # It is asked when something is wrong already.
+        with suppress(Exception):  # This text is for an error message: do not raise another error.
             return str(source.where(index))
     return f"{type(source).__name__}[{index}]"
 
 
 def order_state(order: Order) -> State:
-    """What the order of a source depends on, small enough to be in every checkpoint."""
+    """Return what the order of a source depends on, small enough for every checkpoint."""
     segments = [list(segment) for segment in order.segments]
     return {"segments": segments, "seed": order.seed, "shuffle": [order.shuffle.block, order.shuffle.window]}
 
 
 def restore_order(order: Order, state: State, position: int, *, resize: bool) -> None:
-    """Go on in the order of `state`.
+    """Continue in the order of `state`.
 
     Raises:
-        SourceChanged: the seed, the shuffle or, unless `resize`, the length is another one.
+        SourceChanged: the seed, the shuffle or, unless `resize`, the length differs.
     """
     if state["seed"] != order.seed:
-        raise SourceChanged(f"the seed is another than in the state to resume from: {state['seed']}, now {order.seed}")
+        raise SourceChanged(f"the seed differs from the state to resume from: {state['seed']}, now {order.seed}")
     if tuple(state["shuffle"]) != (order.shuffle.block, order.shuffle.window):
         saved = Shuffle(*cast("list[int]", state["shuffle"]))
-        raise SourceChanged(f"the shuffle is another than in the state to resume from: {saved}, now {order.shuffle}")
+        raise SourceChanged(f"the shuffle differs from the state to resume from: {saved}, now {order.shuffle}")
     length = order.length
-    segments = [Segment(*segment) for segment in state["segments"]]
+    segments = [OrderSegment(*segment) for segment in state["segments"]]
     if segments[-1].length == length:
         order.segments = segments
         return
     if not resize:
         raise SourceChanged(
             f"the source had {segments[-1].length} samples when the state was saved, now {length}",
-            hint="pass resized=True: the epoch under way ends as it began, the next has the new length",
+            hint="pass resized=True: the current epoch keeps its length, the next one has the new length",
         )
     order.segments = segments
     order.change_length(length, position)
-    under_way = order.segments[0].length
-    if len(order.segments) > 1 and under_way > length:
-        # Its missing samples would be asked for: begin an epoch of the new length here.
+    if len(order.segments) > 1 and order.segments[0].length > length:
+        # The current epoch contains samples that no longer exist: begin an epoch of the new length here.
         epoch = order.epoch_of(position) + 1
-        order.segments = [Segment(position, epoch, length)]
+        order.segments = [OrderSegment(position, epoch, length)]

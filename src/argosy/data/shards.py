@@ -1,8 +1,8 @@
-"""Iterables as a source: a fixed number of logical shards, taken in turns, whatever the number of ranks.
+"""Iterables as a source: a fixed number of logical shards, read in turns, for any number of ranks.
 
-Position p is item p // S of shard p % S, and each shard begins its next epoch when it ends: so the order is
-pure although no length is known. Whoever reads a shard holds its iterator open as a cache; it may be opened
-again anywhere, from the state of a committed step or by skipping.
+Position p is item p // S of shard p % S, and each shard begins its next epoch when it ends: so the order is defined
+although no length is known. A reader keeps the iterators of its shards open as a cache; a shard can be opened again
+anywhere, from the state of a committed step or by skipping items.
 
 I1  The order depends on the shards alone, not on ranks, workers, rollbacks or resumes.
 """
@@ -15,78 +15,76 @@ from typing import Any
 import numpy as np
 
 from argosy.core import ConfigError
-from argosy.data.collate import Empty
 from argosy.data.errors import SourceChanged, Unreadable
-from argosy.data.plan import Identity, Reader, Rows, State
+from argosy.data.plan import Identity, Rows, SampleReader, SourcePlan, State
 
 STATE_BYTES_MAX = 1 << 20
 RECENT = 8
-"""Samples of a shard that a reader keeps, for steps that are done again."""
+"""Samples of a shard that a reader keeps for retried steps."""
 
 _OVER = object()
 
 Mark = tuple[int, int, int, Any]
-"""Where a shard is: the turn that comes next, its epoch, items read in it, and the iterable's own state or None."""
+"""The position in a shard: the next turn, its epoch, the items read in it, and the iterable's own state or None."""
 
 
 class Shards:
-    """`open_shard(shard, shards, epoch)` returns an iterable over that part of the data.
+    """A source of iterables: `open_shard(shard, shards, epoch)` returns an iterable over that part of the data.
 
-    If it has `state_dict` and `load_state_dict` it resumes from its state, else by skipping items. A global
-    batch that is a multiple of the number of shards lets each rank read its own shards only.
+    An iterable with `state_dict` and `load_state_dict` resumes from its state, others by skipping items. If the
+    global batch is a multiple of the number of shards, each rank reads its own shards only.
     """
 
     def __init__(self, open_shard: Callable[[int, int, int], Iterable[Any]], shards: int = 64) -> None:
         if shards < 1:
-            raise ConfigError(f"there is at least 1 shard: {shards}")
+            raise ConfigError(f"shards must be at least 1: {shards}")
         self.open_shard, self.shards = open_shard, shards
 
 
-class ShardPlan:
-    """Rows of (shard, turn)."""
+class ShardPlan(SourcePlan):
+    """Makes rows of (shard, turn)."""
 
     sticky = True
-    """The same worker should see the same shards again: it has them open."""
 
     def __init__(self, source: Shards) -> None:
         self.source = source
         self.marks: dict[int, Mark] = {}
-        """Where shards are after what was committed, as far as this rank has read them."""
+        """The positions of the shards after the last commit, as far as this rank has read them."""
 
     def rows(self, start: int, count: int) -> Rows:
         turns, shards = np.divmod(np.arange(start, start + count), self.source.shards)
         return np.stack([shards, turns], axis=1)
 
     def end(self, epochs: int) -> int:
-        raise ConfigError("shards have no common epoch, for no length is known: bound the training by steps")
+        raise ConfigError("shards have no common epoch: their lengths are unknown", hint="limit the training by steps")
 
-    def reader(self) -> Reader:
+    def reader(self) -> SampleReader:
         return ShardReader(self.source)
 
     def hint(self, rows: Rows) -> dict[int, Mark]:
-        """Where the shards of these rows can be entered without reading them from their start."""
+        """Return the known positions of the shards of these rows, to open them without reading from the start."""
         return {shard: self.marks[shard] for shard in set(rows[:, 0].tolist()) if shard in self.marks}
 
-    def note(self, start: int, report: Any) -> None:
+    def note(self, report: Any) -> None:
         self.marks.update(report or {})
 
     def state(self, position: int) -> State:
         state = {"shards": self.source.shards, "marks": {str(shard): list(mark) for shard, mark in self.marks.items()}}
         if len(pickle.dumps(state)) > STATE_BYTES_MAX:
-            raise ConfigError(f"the states of the shards are larger than {STATE_BYTES_MAX} bytes in all")
+            raise ConfigError(f"the states of the shards exceed {STATE_BYTES_MAX} bytes in all")
         return state
 
     def restore(self, state: State, position: int, *, resize: bool) -> None:
         if state.get("shards") != self.source.shards:
             raise SourceChanged(
-                f"the number of shards is another than in the state to resume from: {state.get('shards')}, "
+                f"the number of shards differs from the state to resume from: {state.get('shards')}, "
                 f"now {self.source.shards}"
             )
         self.marks = {int(shard): (mark[0], mark[1], mark[2], mark[3]) for shard, mark in state["marks"].items()}
 
 
 class _Open:
-    """A shard that is being read."""
+    """An open shard."""
 
     def __init__(self, source: Shards, shard: int, mark: Mark | None) -> None:
         self._source, self._shard = source, shard
@@ -97,14 +95,14 @@ class _Open:
             return
         for number in range(self.item):
             if next(self._iterator, _OVER) is _OVER:
-                raise Unreadable(self._name, f"it had {self.item} items and more, now {number}")
+                raise Unreadable(self._name, f"it had at least {self.item} items before, now {number}")
 
     @property
     def _name(self) -> str:
         return f"shard {self._shard} of {self._source.shards}, epoch {self.epoch}"
 
     def _enter(self, state: Any = None) -> None:
-        """Open the epoch; who keeps the state is the iterable or, if that does not, its iterator."""
+        """Open the epoch; the iterable keeps the state, or else its iterator."""
         iterable: Any = self._source.open_shard(self._shard, self._source.shards, self.epoch)
         self._keeper = iterable if hasattr(iterable, "load_state_dict") else None
         if self._keeper is not None and state is not None:
@@ -116,7 +114,7 @@ class _Open:
                 self._keeper.load_state_dict(state)
 
     def advance(self) -> Any:
-        """Return the next item, of the next epoch if this one is over."""
+        """Return the next item, if necessary of the next epoch."""
         for _ in range(2):
             try:
                 sample = next(self._iterator)
@@ -136,8 +134,8 @@ class _Open:
         return self.turn, self.epoch, self.item, state
 
 
-class ShardReader:
-    """Reads rows of (shard, turn); open shards are a cache."""
+class ShardReader(SampleReader):
+    """Reads rows of (shard, turn); its open shards are a cache."""
 
     def __init__(self, source: Shards) -> None:
         self._source = source
@@ -146,9 +144,6 @@ class ShardReader:
 
     def prepare(self, hint: dict[int, Mark]) -> None:
         self._hint = hint
-
-    def count(self, rows: Rows) -> int:
-        return len(rows)
 
     def one(self, rows: Rows, number: int) -> Any:
         shard, turn = (int(word) for word in rows[number])
@@ -168,7 +163,7 @@ class ShardReader:
                 current.advance()
             return current.advance()
         except BaseException:
-            self._open.pop(shard, None)  # A generator that raised is over.
+            self._open.pop(shard, None)  # A generator that raised is exhausted.
             raise
 
     def keys(self, rows: Rows) -> list[tuple[int, int]]:
@@ -182,11 +177,8 @@ class ShardReader:
         shard, turn = (int(word) for word in rows[number])
         return f"item {turn} of shard {shard} of {self._source.shards}"
 
-    def gather(self, rows: Rows, empty: Empty) -> None:
-        return None
-
     def report(self, rows: Rows) -> dict[int, Mark]:
-        """Where the shards of these rows are now, unless they are further already."""
+        """Return the positions of the shards after these rows, except of those that are further already."""
         last = {int(shard): int(turn) for shard, turn in rows}
         return {
             shard: current.mark()
@@ -199,9 +191,9 @@ class ShardReader:
 
 
 def merge_states(states: Sequence[State]) -> State:
-    """Join the states of all ranks, each of which knows the shards that it read: resuming then skips least."""
+    """Merge the states of all ranks, each of which knows the shards that it read, so that a resume skips least."""
     if not states or len({state["cursor"] for state in states}) != 1:
-        raise ConfigError("states of the same step are needed, one of each rank")
+        raise ConfigError("merge_states needs states of the same step, one of each rank")
     marks: dict[str, Any] = {}
     for state in states:
         for shard, mark in state.get("marks", {}).items():

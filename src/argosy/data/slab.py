@@ -1,8 +1,8 @@
-"""Shared memory for batches: a worker writes arrays into a slab, the loader maps it and hands them out.
+"""Shared memory for batches: a worker writes arrays into a slab; the loader maps the slab and hands them out.
 
-A slab is an anonymous file in memory: it has no name, so nothing is left behind however its holders end.
+A slab is an anonymous memory file: without a name, nothing is left behind when its holders are killed.
 
-B1  A slab is written again only when nothing of its last batch is referenced any more.
+B1  A slab is reused only when no array of its last batch is referenced any more.
 """
 
 import math
@@ -20,13 +20,13 @@ from numpy.typing import DTypeLike
 from argosy.data.collate import Array, numpy_knows
 
 SLAB_BYTES = 1 << 33
-"""The address range of a slab, of which only the pages that were written exist; less where that is limited."""
+"""The address range of a slab; only written pages use memory. Less where the address space is limited."""
 SLAB_BYTES_MIN = 1 << 26
 _ALIGN = 64
 
 
 class SlabWriter:
-    """The worker's end: arrays are made in the slab one after the other."""
+    """The worker's end: allocates arrays in the slab one after another."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("argosy-batch", os.MFD_CLOEXEC)
@@ -49,7 +49,7 @@ class SlabWriter:
         self.used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """Return an array in the slab; its content is whatever was there."""
+        """Return an uninitialised array in the slab."""
         kind = np.dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         start = self._take(size)
@@ -58,18 +58,18 @@ class SlabWriter:
     def _take(self, size: int) -> int:
         start = -(-self.used // _ALIGN) * _ALIGN
         if start + size > self._size:
-            raise MemoryError(f"a batch holds {self._size} bytes at most here")
+            raise MemoryError(f"a batch holds at most {self._size} bytes on this machine")
         self.used = start + size
         return start
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Put bytes into the slab; returns their place."""
+        """Write bytes into the slab; returns their offset and size."""
         start = self._take(len(data))
         self._map[start : start + len(data)] = data
         return start, len(data)
 
     def dump(self, batch: Any) -> tuple[bytes, list[tuple[int, int]]]:
-        """Return the batch without its arrays, and where in the slab those are; what is elsewhere is copied in."""
+        """Return the batch pickled without its arrays, and their places in the slab; other arrays are copied in."""
         places: list[tuple[int, int]] = []
 
         def keep(buffer: pickle.PickleBuffer) -> None:
@@ -86,7 +86,7 @@ class SlabWriter:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors on the CPU travel as the arrays that they are."""
+    """Pickles CPU tensors as arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == "torch" and type(obj).__name__ == "Tensor":
@@ -94,7 +94,7 @@ class _Pickler(pickle.Pickler):
             if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.is_quantized:
                 return NotImplemented
             plain = obj.detach().resolve_conj().resolve_neg().contiguous()
-            if not numpy_knows(plain):  # As numbers of the same size.
+            if not numpy_knows(plain):  # As integers of the same size.
                 alike = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[plain.itemsize]
                 return _tensor, (plain.view(alike).numpy(), str(plain.dtype).removeprefix("torch."))
             return _tensor, (plain.numpy(), "")
@@ -115,21 +115,21 @@ def _tensor(array: Array, dtype: str) -> Any:
 
 
 class SlabReader:
-    """The loader's end: keeps the slab mapped, and knows when it may be written again."""
+    """The loader's end: keeps the slab mapped, and notices when it may be reused."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._map: mmap.mmap | None = None
 
     def load(self, content: bytes, places: list[tuple[int, int]], release: Callable[[], None]) -> Any:
-        """Return the batch, its arrays in the slab; `release` is called when none of them is referenced (B1)."""
+        """Return the batch with its arrays in the slab; `release` is called when none is referenced any more (B1)."""
         end = max((start + size for start, size in places), default=0)
         if not end:
             release()
             return pickle.loads(content)
         if self._map is None or len(self._map) < end:
             self._map = mmap.mmap(self._fd, 1 << max(end - 1, 1).bit_length())
-        # All arrays of the batch hold this one, and it dies with the last of them.
+        # All arrays of the batch refer to this one, which is freed with the last of them.
         whole: Array = np.frombuffer(self._map, np.uint8, end)
         weakref.finalize(whole, release).atexit = False
         view = memoryview(cast(Any, whole))
@@ -139,6 +139,6 @@ class SlabReader:
         return pickle.loads(content, buffers=[view[start : start + size] for start, size in places])
 
     def close(self) -> None:
-        """Let go; arrays that are still referenced stay as they are."""
+        """Close the slab; arrays that are still referenced stay valid."""
         os.close(self._fd)
         self._map = None

@@ -1,11 +1,11 @@
-"""Items as files in a directory: they outlive whoever put them there and whoever takes them.
+"""The items of a queue as files in a directory: they outlive the processes that put and take them.
 
-An item lies in `new` until a place in the order of all items is decided for it, and in `taken` from then on. The order
-is a row of files in `order`, each named by the position of its first item, each a list of names.
+An item is in `new` until its position in the order of all items is decided, and in `taken` from then on. The order is
+a sequence of files in `order`, one per stretch, each a list of names, named by the position of its first item.
 
-O1  An item is there as a whole or not at all: it is written and synced elsewhere, then renamed.
-O2  A stretch of the order is decided once, by whoever links its file first; the others read that.
-O3  Nothing has two places: whoever decides a stretch has moved the items of all stretches before it to `taken`.
+O1  An item is complete or absent: it is written and synced elsewhere, then renamed.
+O2  A stretch of the order is decided once, by the process that links its file first; the others read that file.
+O3  No item has two positions: a process decides a stretch only after all items before it were moved to `taken`.
 """
 
 import errno
@@ -24,7 +24,7 @@ from argosy.data.errors import Unreadable
 from argosy.fabric import sync_directory
 
 ABANDONED_S = 3600.0
-"""A file that somebody began to write so long ago will not be finished."""
+"""Unfinished files of this age are deleted."""
 _counter = itertools.count()
 
 
@@ -36,14 +36,14 @@ class Decide(msgspec.Struct, frozen=True):
 
 
 class TooFew(msgspec.Struct, frozen=True):
-    """Items are missing."""
+    """There are fewer items than needed."""
 
     there: int
     needed: int
 
 
 def decide_order(start: int, count: int, stretches: Sequence[int], new: Sequence[str]) -> Decide | TooFew:
-    """Which items take the free positions from `start` on, `count` of them or up to the next stretch. Pure."""
+    """Decide which items take the free positions from `start` on, `count` of them or up to the next stretch. Pure."""
     count = min([count, *(each - start for each in stretches if each > start)])
     return Decide(start, sorted(new)[:count]) if len(new) >= count else TooFew(len(new), count)
 
@@ -57,27 +57,28 @@ class Spool:
         self._unfinished = directory / "unfinished"
 
     def open(self) -> None:
-        """Make the directory, or see that it is ours: what lies in it is unpickled.
+        """Make the directory, or check that only this user can write to it: its files are unpickled.
 
         Raises:
-            ConfigError: others may write to it.
+            ConfigError: other users can write to it.
         """
         for folder in (self._new, self._taken, self._order, self._unfinished):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = folder.stat()
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise ConfigError(
-                    f"other users can write to {folder}", hint=f"chmod -R go-w {self.directory}, or another directory"
+                    f"other users can write to {folder}",
+                    hint=f"chmod -R go-w {self.directory}, or use another directory",
                 )
 
     # -- items -------------------------------------------------------------------------------------
 
     def waiting(self) -> int:
-        """How many items wait for a place in the order."""
+        """How many items have no position yet."""
         return len(os.listdir(self._new))
 
     def knows(self, name: str) -> bool:
-        """Whether an item of this name is there; it moves from `new` to `taken`, so it is looked for in this order."""
+        """Whether an item of this name exists. Items move from `new` to `taken`, so `new` is searched first."""
         return (self._new / name).exists() or (self._taken / name).exists()
 
     def add(self, name: str, content: bytes) -> None:
@@ -85,20 +86,21 @@ class Spool:
         self._write(content).replace(self._new / name)
 
     def read(self, name: str) -> bytes:
-        """What an item that has its place holds.
+        """Return the content of an item that has a position.
 
         Raises:
-            Unreadable: it is not there.
+            Unreadable: the file is missing.
         """
         try:
             return (self._taken / name).read_bytes()
         except OSError as error:
-            raise Unreadable(str(self._taken / name), str(error.strerror), hint="items go by themselves") from error
+            hint = "do not delete items: the queue deletes them when a checkpoint includes them"
+            raise Unreadable(str(self._taken / name), str(error.strerror), hint=hint) from error
 
     def some(self, count: int) -> list[bytes]:
-        """What any items hold, without taking them: fewer than `count`, if there are no more."""
+        """Return the content of up to `count` items, without taking them."""
         found: list[bytes] = []
-        for folder in (self._new, self._taken):  # The way on which items move.
+        for folder in (self._new, self._taken):  # In the direction in which items move.
             for name in sorted(os.listdir(folder))[: count - len(found)]:
                 with suppress(OSError):  # It has just been moved, or deleted.
                     found.append((folder / name).read_bytes())
@@ -107,16 +109,16 @@ class Spool:
     # -- the order ---------------------------------------------------------------------------------
 
     def stretches(self) -> list[int]:
-        """The positions at which the stretches of the order begin."""
+        """The first positions of the stretches."""
         return sorted(int(name) for name in os.listdir(self._order))
 
     def settle(self) -> None:
-        """Finish what somebody who died has left half done (O3)."""
+        """Move the items of decided stretches that a process left in `new` when it died (O3)."""
         for start in self.stretches():
             self._move(self._names(start))
 
     def find(self, start: int, count: int) -> list[str] | TooFew:
-        """The items at `count` positions from `start` on; what is not decided yet is decided, if there are enough."""
+        """Return the items at `count` positions from `start` on; decide those that are open, if there are enough."""
         found: list[str] = []
         while len(found) < count:
             at = start + len(found)
@@ -134,7 +136,7 @@ class Spool:
         return found[:count]
 
     def forget(self, before: int) -> None:
-        """Delete the items of stretches that end before a position, and what was never finished."""
+        """Delete the items of stretches that end before a position, and old unfinished files."""
         stretches = self.stretches()
         for start in stretches[: max(0, bisect_right(stretches, before) - 1)]:
             for name in self._names(start):
@@ -146,7 +148,7 @@ class Spool:
                     path.unlink()
 
     def _decide(self, decision: Decide) -> None:
-        """Publish a stretch, unless somebody was faster (O2); it must not survive a power cut without its items."""
+        """Publish a stretch, unless another process was first (O2). Its items are made durable before it."""
         sync_directory(self._new)
         written = self._write(msgspec.json.encode(decision.names))
         with suppress(FileExistsError):
@@ -158,13 +160,13 @@ class Spool:
         try:
             return msgspec.json.decode(path.read_bytes(), type=list[str])
         except FileNotFoundError:
-            return []  # Forgotten a moment ago.
+            return []  # `forget` has just deleted it.
         except (OSError, msgspec.MsgspecError) as error:
             raise Unreadable(str(path), str(error)) from error
 
     def _move(self, names: Sequence[str]) -> None:
         for name in names:
-            with suppress(FileNotFoundError):  # Another rank did.
+            with suppress(FileNotFoundError):  # Another rank has moved it.
                 (self._new / name).rename(self._taken / name)
 
     def _write(self, content: bytes) -> Path:
@@ -181,7 +183,7 @@ class Spool:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there is no room on the disk: there may be later."""
+    """Whether the disk is full, which may change."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

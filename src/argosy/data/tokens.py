@@ -1,8 +1,6 @@
-"""Token files: numbers of two or four bytes one after the other, as nanoGPT writes them."""
+"""Token files: integers of two or four bytes without a header, as nanoGPT writes them."""
 
 import mmap
-import os
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,30 +10,22 @@ from argosy.core import ConfigError
 from argosy.data.collate import Array, Empty, in_heap
 from argosy.data.errors import Unreadable
 from argosy.data.permute import Indices
-from argosy.data.stored import Stored
+from argosy.data.stored_file import Paths, open_files
 
 
 class Tokens:
-    """Samples of `length` tokens and the same shifted by one: `(x, y)`, both int64. Local files are mapped."""
+    """Samples `(x, y)`, both int64: `length` tokens, and the same shifted by one. Local files are mapped."""
 
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        length: int,
-        *,
-        dtype: DTypeLike = np.uint16,
-        store: Any = None,
-    ) -> None:
+    def __init__(self, paths: Paths, length: int, *, dtype: DTypeLike = np.uint16, store: Any = None) -> None:
         if length < 1:
-            raise ConfigError(f"a sample has at least 1 token: {length}")
-        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+            raise ConfigError(f"length must be at least 1: {length}")
         self.length, self.dtype = length, np.dtype(dtype)
         if self.dtype.kind not in "ui":
-            raise ConfigError(f"tokens are integers, as uint16 or uint32: {self.dtype}")
-        self.files = [Stored(path, store) for path in several]
+            raise ConfigError(f"tokens must be integers, such as uint16 or uint32: {self.dtype}")
+        self.files = open_files(paths, store)
         for file in self.files:
             if file.size % self.dtype.itemsize:
-                raise Unreadable(file.path, f"{file.size} bytes are no whole number of {self.dtype} tokens")
+                raise Unreadable(file.path, f"{file.size} bytes are not a multiple of a {self.dtype} token")
         counts = [max(0, file.size // self.dtype.itemsize - 1) // length for file in self.files]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._maps: dict[int, Array] = {}
@@ -77,7 +67,7 @@ class Tokens:
         return np.frombuffer(b"".join(parts), self.dtype).reshape(len(parts), self.length + 1)
 
     def _mapped(self, number: int) -> Array:
-        """The file as overlapping rows of length + 1."""
+        """Return the file as overlapping rows of length + 1."""
         rows = self._maps.get(number)
         if rows is None:
             with self.files[number].file() as file:

@@ -1,4 +1,4 @@
-"""How long a training waits for its input: seen on its page, recorded as spans, counted."""
+"""Measure how long a training waits for its input: on its progress page, as spans, and as totals."""
 
 import time
 from collections.abc import Generator
@@ -10,7 +10,7 @@ from argosy.observe import Activity, attached, span
 
 @dataclass(slots=True)
 class Waits:
-    """How long the training waited for data."""
+    """Number, total and maximum of the waits for data."""
 
     count: int = 0
     total_s: float = 0.0
@@ -18,7 +18,7 @@ class Waits:
 
     @contextmanager
     def measure(self, step: int) -> Generator[None]:
-        """The training waits for the data of a step."""
+        """Measure the block as a wait for the data of a step."""
         page, began = attached(), time.perf_counter()
         page.enter(Activity.DATA)
         try:

@@ -42,22 +42,7 @@ if TYPE_CHECKING:
     from argosy.fabric.remote_errors import rebuild as rebuild
     from argosy.fabric.server import Server as Server
 
-_CALLS = {
-    name: f"argosy.fabric.{module}"
-    for module, names in {
-        "calls": "Alive Callee Caller Fate Gone",
-        "frames": "CANCELLED LATE RAISED Call Frame PackedValue ReplyFrame",
-        "payload": "dump load",
-        "peer": "Peer",
-        "peer_registry": "find_peer forget_peers",
-        "pending_call": "PendingCall context",
-        "remote_errors": "RemoteError rebuild",
-        "server": "Server",
-    }.items()
-    for name in names.split()
-}
-
-__getattr__, _lazy_names = lazy(__name__, _CALLS)
+__getattr__, _lazy_names = lazy(__name__)
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "FDS_MAX",
     "Arrive",

@@ -92,37 +92,4 @@ if TYPE_CHECKING:
     from argosy.process.upkeep.removing import remove as remove
     from argosy.process.upkeep.removing import remove_empty as remove_empty
 
-_HOMES = {
-    name: f"argosy.process.{module}"
-    for module, names in {
-        "actors.cluster": "Cluster connect local serve",
-        "actors.events": "MeshEvent",
-        "actors.handles": "Actor Actors",
-        "actors.host": "endpoint",
-        "actors.mesh": "Mesh",
-        "actors.readiness": "Answers LogLine Tcp",
-        "actors.replies": "Replies Reply",
-        "upkeep.checkup": "Check Measured judge_machine",
-        "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
-        "terminal.client": "ask end_daemons find_living list_runs reach_agent",
-        "rank.environment": "open_environment own_limits seal_environment",
-        "terminal.foreground": "Foreground",
-        "imports.scan": "fingerprint scan",
-        "evidence.incident": "Incident read_incidents",
-        "run.launch": "Launch rank_defaults zygote_key",
-        "upkeep.measuring": "measure_machine",
-        "host.messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Stacks StopRun "
-        "TakeStacks ToClient WatchRun Welcome",
-        "upkeep.remains": "find_leftovers find_runs look_at_run",
-        "upkeep.removing": "remove remove_empty",
-        "run.restart": "Restart parse_restart",
-        "run.rundir": "RunRecord default_name find_run forget_run indexed_runs logs_directory read_facts read_record",
-        "evidence.stacks": "find_py_spy",
-        "output.stream": "Merger Stream",
-        "output.tail": "Tail",
-        "evidence.why": "RunView explain render",
-    }.items()
-    for name in names.split()
-}
-
-__getattr__, __all__ = lazy(__name__, _HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

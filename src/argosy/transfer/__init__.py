@@ -70,12 +70,8 @@ if TYPE_CHECKING:
     from argosy.transfer.torch_state import layout_of as layout_of
     from argosy.transfer.torch_state import torch_dtypes as torch_dtypes
 
-_HOMES: dict[str, str] = {
-    **dict.fromkeys(("describe", "layout_of", "torch_dtypes"), "argosy.transfer.torch_state"),
-    **dict.fromkeys(("CorruptTransfer", "Moved", "move"), "argosy.transfer.sending"),
-}
 # What knows torch is imported when it is first used.
-__getattr__, _torch_names = lazy(__name__, _HOMES)
+__getattr__, _torch_names = lazy(__name__)
 
 __all__ = [
     "BLOCKS_NOTE",

@@ -1,16 +1,17 @@
-"""Bytes by range, from a local file or an object store, opened where they are read."""
+"""Read ranges of bytes from a local file or an object store; each process opens the file for itself."""
 
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any, cast
 
 from argosy.core import ConfigError
 from argosy.data.errors import Unreadable
 
 
-class Stored:
-    """A file or object: `size`, and `read(offset, length)`. It may be sent to another process."""
+class StoredFile:
+    """A file or object: `size`, and `read(offset, length)`. It can be pickled."""
 
     def __init__(self, path: str | os.PathLike[str], store: Any = None) -> None:
         self.path = os.fspath(path)
@@ -29,7 +30,7 @@ class Stored:
         """Return `length` bytes from `offset` on, fewer at the end.
 
         Raises:
-            Unreadable: the file or store does not give them; the store was asked several times.
+            Unreadable: they cannot be read; obstore has retried.
         """
         length = min(length, self.size - offset)
         if length <= 0:
@@ -42,11 +43,11 @@ class Stored:
         except Exception as error:
             raise Unreadable(self.path, f"{length} bytes at {offset} cannot be read: {_first_line(error)}") from error
         if len(data) < length:
-            raise Unreadable(self.path, f"it ends at {offset + len(data)}, {self.size} bytes were there before")
+            raise Unreadable(self.path, f"it ends at {offset + len(data)}, but had {self.size} bytes before")
         return data
 
     def file(self) -> Any:
-        """A readable, seekable file object of Python's kind."""
+        """Return a readable, seekable file object."""
         return open(self.path, "rb") if self._store is None else _obstore().open_reader(self._store, self._key)
 
     def _measure(self) -> int:
@@ -71,6 +72,15 @@ class Stored:
     def __del__(self) -> None:
         if getattr(self, "_fd", None) is not None:
             os.close(cast(int, self._fd))
+
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""One path or URL, or several."""
+
+
+def open_files(paths: Paths, store: Any) -> list[StoredFile]:
+    """Open one file or several, in `store` or where their paths say."""
+    return [StoredFile(path, store) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def _open_url(url: str) -> tuple[Any, str]:

@@ -1,15 +1,15 @@
-"""Which plan a source gets."""
+"""Choose the plan of a source."""
 
 from typing import Any
 
 from argosy.data.order import Shuffle
-from argosy.data.packing import Pack, PackPlan
-from argosy.data.plan import MapPlan, Mix, MixPlan, Plan
+from argosy.data.pack import Pack, PackPlan
+from argosy.data.plan import MapPlan, Mix, MixPlan, SourcePlan
 from argosy.data.shards import ShardPlan, Shards
 
 
-def plan_of(source: Any, shuffle: Shuffle, seed: int) -> Plan:
-    """Return the order in which `source` is loaded."""
+def choose_plan(source: Any, shuffle: Shuffle, seed: int) -> SourcePlan:
+    """Return the plan by which `source` is loaded."""
     if isinstance(source, Mix):
         return MixPlan(source, seed)
     if isinstance(source, Pack):

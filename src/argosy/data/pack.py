@@ -1,7 +1,7 @@
-"""Sequences of different lengths in rows of one length: a pure function of the lengths of a window. No carry.
+"""Pack sequences of different lengths into rows of one length: a pure function of the lengths of a window.
 
-A window is a number of samples that are neighbours in the shuffled order. Each window is packed by itself, so
-a row can be found from its window alone.
+A window is a number of neighbours in the shuffled order. Each window is packed alone, without carry from the one
+before, so that a row can be found from its window.
 
 G1  Every token of every sample comes exactly once per epoch, in one piece unless the sample is longer than a row.
 """
@@ -14,33 +14,43 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from argosy.core import ConfigError
-from argosy.data.collate import Array, Empty
+from argosy.data.collate import Array
 from argosy.data.errors import SourceChanged
 from argosy.data.order import Order, Shuffle
 from argosy.data.permute import Indices
-from argosy.data.plan import Identity, Reader, Rows, State, length_of, order_state, restore_order, where_in
+from argosy.data.plan import (
+    Identity,
+    Rows,
+    SampleReader,
+    SourcePlan,
+    State,
+    length_of,
+    order_state,
+    restore_order,
+    where_in,
+)
 
 
-class Piece(NamedTuple):
-    """Tokens `start` to `stop` of the sample at place `member` of its window."""
+class PackedPiece(NamedTuple):
+    """Tokens `start` to `stop` of sample number `sample` of its window."""
 
-    member: int
+    sample: int
     start: int
     stop: int
 
 
-def pack_window(lengths: Sequence[int], row: int) -> list[list[Piece]]:
-    """Put the samples of a window into rows of `row` tokens, largest first, each where it fits most tightly.
+def pack_window(lengths: Sequence[int], row: int) -> list[list[PackedPiece]]:
+    """Pack the samples of a window into rows of `row` tokens: largest first, each into the fullest row with room.
 
-    What is longer than a row is cut into rows and a rest. Rows come in the order of their first piece's sample.
+    A sample longer than a row is cut. Rows are sorted by the sample of their first piece.
     """
     pieces = [
-        Piece(member, start, min(start + row, length))
-        for member, length in enumerate(lengths)
+        PackedPiece(sample, start, min(start + row, length))
+        for sample, length in enumerate(lengths)
         for start in range(0, length, row)
     ]
-    pieces.sort(key=lambda piece: (piece.start - piece.stop, piece.member, piece.start))
-    rows: list[list[Piece]] = []
+    pieces.sort(key=lambda piece: (piece.start - piece.stop, piece.sample, piece.start))
+    rows: list[list[PackedPiece]] = []
     rooms: list[tuple[int, int]] = []
     """Free tokens and number of each row that has any, ascending."""
     for piece in pieces:
@@ -55,20 +65,20 @@ def pack_window(lengths: Sequence[int], row: int) -> list[list[Piece]]:
             room -= size
         if room:
             bisect.insort(rooms, (room, number))
-    return sorted(rows, key=lambda each: (each[0].member, each[0].start))
+    return sorted(rows, key=lambda each: (each[0].sample, each[0].start))
 
 
 class Pack:
-    """Sequences packed into rows of `length` tokens, for a Loader; a batch is then counted in rows.
+    """Sequences packed into rows of `length` tokens, for a Loader, whose batch then counts rows.
 
-    A sample of the result is a dict of arrays: `tokens`, `positions` (from 0 in each sequence) and `documents`
-    (1, 2, ... in a row, 0 where nothing is: see `document_mask`). `lengths` are the lengths of the source's
-    samples; without it they are taken from `source.lengths`, or by reading all samples once.
+    A row is a dict of arrays: `tokens`, `positions` (from 0 in each sequence) and `documents` (1, 2, ... in a row, 0
+    for padding: see `document_mask`). `lengths` are the lengths of the source's samples; without them
+    `source.lengths` is used, or all samples are read once.
     """
 
     def __init__(self, source: Any, length: int, *, window: int = 256, lengths: Sequence[int] | None = None) -> None:
         if length < 1 or window < 1:
-            raise ConfigError(f"rows and windows hold at least 1: length {length}, window {window}")
+            raise ConfigError(f"length and window must be at least 1: length {length}, window {window}")
         self.source, self.length, self.window = source, length, window
         count = length_of(source)
         known: Any = lengths if lengths is not None else getattr(source, "lengths", None)
@@ -81,19 +91,19 @@ class Pack:
             raise ConfigError("all sequences are empty: there is nothing to load")
 
 
-class PackPlan:
-    """Rows of (row of the batch, epoch, index, start, stop), one per piece."""
+class PackPlan(SourcePlan):
+    """Makes rows of (row of the batch, epoch, index, start, stop), one per piece."""
 
     def __init__(self, pack: Pack, shuffle: Shuffle, seed: int) -> None:
         self.pack = pack
         self.order = Order(length_of(pack.source), shuffle, seed)
         self._windows = -(-self.order.length // pack.window)
-        """Windows of an epoch: the last one may be short, none goes across an epoch."""
+        """Windows of an epoch; the last one may be short, because none crosses an epoch."""
         self._anchor = (0, 0)
         """A position and the window that begins there."""
-        self._packed: Callable[[int], tuple[Indices, list[list[Piece]]]] = lru_cache(maxsize=64)(self._pack)
+        self._packed: Callable[[int], tuple[Indices, list[list[PackedPiece]]]] = lru_cache(maxsize=64)(self._pack)
 
-    def _pack(self, window: int) -> tuple[Indices, list[list[Piece]]]:
+    def _pack(self, window: int) -> tuple[Indices, list[list[PackedPiece]]]:
         epoch, number = divmod(window, self._windows)
         start = epoch * self.order.length + number * self.pack.window
         stop = min(start + self.pack.window, (epoch + 1) * self.order.length)
@@ -106,11 +116,11 @@ class PackPlan:
             window, number = self._find(start + place)
             indices, rows = self._packed(window)
             epoch = window // self._windows
-            result += [(place, epoch, int(indices[piece.member]), piece.start, piece.stop) for piece in rows[number]]
+            result += [(place, epoch, int(indices[piece.sample]), piece.start, piece.stop) for piece in rows[number]]
         return np.array(result, np.int64)
 
     def _find(self, position: int) -> tuple[int, int]:
-        """The window of a position, and which of its rows it is; from the nearest known window on."""
+        """Return the window of a position and the number of its row there, searching from the last known window."""
         at, window = self._anchor if position >= self._anchor[0] else (0, 0)
         while position >= at + (held := len(self._packed(window)[1])):
             at, window = at + held, window + 1
@@ -121,11 +131,8 @@ class PackPlan:
     def end(self, epochs: int) -> int:
         return sum(len(self._pack(window)[1]) for window in range(epochs * self._windows))
 
-    def reader(self) -> Reader:
+    def reader(self) -> SampleReader:
         return PackReader(self.pack.source, self.pack.length)
-
-    def note(self, start: int, report: Any) -> None:
-        return
 
     def state(self, position: int) -> State:
         window, row = self._find(position)
@@ -135,14 +142,14 @@ class PackPlan:
     def restore(self, state: State, position: int, *, resize: bool) -> None:
         if state.get("pack") != [self.pack.length, self.pack.window]:
             raise SourceChanged(
-                f"the packing is another than in the state to resume from: {state.get('pack')}, "
+                f"the packing differs from the state to resume from: {state.get('pack')}, "
                 f"now {[self.pack.length, self.pack.window]}"
             )
         restore_order(self.order, state, position, resize=False)
         self._anchor = (state["anchor"][0], state["anchor"][1])
 
 
-class PackReader:
+class PackReader(SampleReader):
     """Makes packed rows."""
 
     def __init__(self, source: Any, length: int) -> None:
@@ -176,12 +183,12 @@ class PackReader:
         names = ", ".join(where_in(self.source, index) for index in indices[:4])
         return f"a row packed from {len(indices)} samples ({names}{', ...' if len(indices) > 4 else ''})"
 
-    def gather(self, rows: Rows, empty: Empty) -> None:
-        return None
-
 
 def document_mask(documents: Any) -> Any:
-    """Which token may see which: earlier ones of the same document. Shape (..., length, length), True to see."""
+    """Return the attention mask, True where a token sees another: earlier ones of its own document.
+
+    Its shape is (..., length, length).
+    """
     same = (documents[..., :, None] == documents[..., None, :]) & (documents[..., None, :] > 0)
     length = documents.shape[-1]
     causal = np.tril(np.ones((length, length), bool))

@@ -1,4 +1,4 @@
-"""A worker process of a loader: rows in, microbatches out; it holds nothing that is missed when it dies.
+"""A worker process of a loader: receives rows, sends microbatches, and has no state that matters.
 
 W1  It ends when its loader does, even while a sample is being made.
 """
@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections import deque
 from typing import Any, cast
@@ -21,26 +20,26 @@ import numpy as np
 import setproctitle
 
 from argosy.core import DeadlinePassed, PeerLost
+from argosy.data.array_pool import keep_heap
 from argosy.data.errors import SampleError
-from argosy.data.fill import Recipe, fill
-from argosy.data.messages import (
+from argosy.data.microbatch import Recipe, make_microbatch
+from argosy.data.pickled_source import unpickle_shared
+from argosy.data.slab import SlabWriter
+from argosy.data.worker_messages import (
     BEATS,
     CONTENT_BYTES_MAX,
     IDLE,
     PROGRESS_BYTES,
+    REQUEST,
     SAMPLE,
-    TICKET,
-    Failed,
-    Free,
+    FreeSlab,
     Load,
     Loaded,
-    Started,
+    LoadFailed,
     ToWorker,
+    WorkerStarted,
     to_worker,
 )
-from argosy.data.parcel import open_parcel
-from argosy.data.pool import keep_heap
-from argosy.data.slab import SlabWriter
 from argosy.fabric import Link
 
 WAIT_S = 3600.0
@@ -48,7 +47,7 @@ _F_SETSIG = 10
 
 
 class Worker:
-    """The loop's state."""
+    """The state of the loop."""
 
     def __init__(self, link: Link[ToWorker], recipe: Recipe, progress: mmap.mmap) -> None:
         self._link, self._recipe = link, recipe
@@ -72,7 +71,7 @@ class Worker:
         match message:
             case Load():
                 self._todo.append(message)
-            case Free(slab):
+            case FreeSlab(slab):
                 self._free.append(slab)
 
     def _work(self, load: Load) -> None:
@@ -82,33 +81,31 @@ class Worker:
             self._slabs.append(SlabWriter())
         slab = self._slabs[number]
         slab.reset()
-        self._progress[TICKET] = load.number
-        began = time.perf_counter()
+        self._progress[REQUEST] = load.number
         try:
             hint = pickle.loads(load.hint) if load.hint else None
-            filled = fill(self._recipe, rows, slab.empty, self._at, hint)
-            content, places = slab.dump((filled.batch, filled.skipped, filled.extra))
-        except BaseException as error:  # Also SystemExit and the like: the training must hear of it.
+            made = make_microbatch(self._recipe, rows, slab.empty, self._at, hint)
+            content, places = slab.dump((made.batch, made.skipped, made.extra))
+        except BaseException as error:  # SystemExit, too, is reported to the training.
             self._free.append(number)
             trace = traceback.format_exc()
             if not isinstance(error, Exception):
                 where = self._recipe.reader.where(rows, self._progress[SAMPLE])
                 error = SampleError(where, f"{type(error).__name__}: {error}")
-            self._send(Failed(load.number, portable(error, trace), trace))
+            self._send(LoadFailed(load.number, portable(error, trace), trace))
             return
         finally:
-            self._progress[TICKET] = IDLE
+            self._progress[REQUEST] = IDLE
             self._progress[BEATS] += 1
         if len(content) > CONTENT_BYTES_MAX:
             places.append(slab.write(content))
             content = b""
         fresh = number not in self._sent
         self._sent.add(number)
-        loaded = Loaded(load.number, number, content, places, time.perf_counter() - began)
-        self._send(loaded, [slab.fd] if fresh else [])
+        self._send(Loaded(load.number, number, content, places), [slab.fd] if fresh else [])
 
     def _at(self, number: int) -> None:
-        """A sample begins: the loader sees from outside which, and that there is progress."""
+        """Record that a sample begins, where the loader can read it."""
         self._progress[SAMPLE] = number
         self._progress[BEATS] += 1
 
@@ -122,7 +119,7 @@ class Worker:
 
 
 def portable(error: Exception, trace: str) -> bytes:
-    """Pickle the error and its cause, or what can be said of them."""
+    """Pickle the error and its cause, or, if they cannot be pickled, a SampleError with their text."""
     for thing in ((error, error.__cause__), (error, None)):
         try:
             content = pickle.dumps(thing)
@@ -136,10 +133,10 @@ def portable(error: Exception, trace: str) -> bytes:
 
 
 def end_with(life: int) -> None:
-    """Let the kernel end this process when the loader, which writes to the pipe `life`, is gone (W1).
+    """Let the kernel kill this process when the loader, which holds the writing end of the pipe `life`, is gone (W1).
 
-    That needs no thread, and works whatever the process is doing. Each process opens the pipe for itself: who
-    gets the signal belongs to what was opened.
+    That needs no thread, and works whatever the process is doing. Each process opens the pipe again, because the
+    receiver of the signal is a property of the open file.
     """
     mine = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.fcntl(mine, fcntl.F_SETOWN, os.getpid())
@@ -147,13 +144,13 @@ def end_with(life: int) -> None:
     fcntl.fcntl(mine, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     poller = select.poll()
     poller.register(mine, 0)
-    if poller.poll(0):  # It was gone before.
+    if poller.poll(0):  # The loader is gone already.
         os._exit(0)
 
 
 def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
-    """Be a worker until the loader is gone. Does not return."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loader's to answer.
+    """Run as a worker until the loader is gone. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The loader handles Ctrl-C.
     setproctitle.setproctitle("argosy: data worker")
     link = Link(socket.socket(fileno=link_fd), to_worker, "the loader")
     progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
@@ -161,18 +158,18 @@ def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
         torch.set_num_threads(1)
     keep_heap()
     with contextlib.suppress(PeerLost):
-        link.send(Started())
+        link.send(WorkerStarted())
         Worker(link, recipe, progress).loop()
-    os._exit(0)  # Destructors of a source may wait for threads that nobody will end.
+    os._exit(0)  # Without destructors: those of a source may wait for threads that never end.
 
 
 def main() -> None:
-    """Be a worker that loads the source itself; the arguments are descriptors."""
+    """Run as an executed worker, which loads the source itself; the arguments are descriptors."""
     link, source, life, progress = (int(word) for word in sys.argv[1:5])
     for fd in (link, source, life, progress):
         os.set_inheritable(fd, False)
     end_with(life)
-    serve(link, progress, open_parcel(source))
+    serve(link, progress, unpickle_shared(source))
 
 
 if __name__ == "__main__":

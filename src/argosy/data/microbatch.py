@@ -1,6 +1,6 @@
-"""Make one microbatch from the rows that name its samples: the same code in the loader, its threads and workers.
+"""Make one microbatch from the rows that name its samples: the same code in the loader, its threads and its workers.
 
-M1  What a batch holds depends on its rows, the seed and the source alone, not on who makes it or when.
+M1  A batch depends on its rows, the seed and the source alone, not on the process that makes it or on the time.
 """
 
 import os
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.core import ConfigError
-from argosy.data.collate import Collate, Empty, Stack
+from argosy.data.collate import BatchStack, Collate, Empty
 from argosy.data.errors import SampleError
-from argosy.data.keyed import begin_sample
-from argosy.data.plan import Identity, Reader, Rows
+from argosy.data.keyed_random import begin_sample
+from argosy.data.plan import Identity, Rows, SampleReader
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Leave out samples that raise, and keep a record; at most `limit` of them in the whole training.
+    """Skip samples that raise, and record them; at most `limit` in the whole training.
 
-    Errors of other classes than `errors` still end the training. A batch gets shorter by what is left out.
+    Errors of other classes than `errors` still end the training. Skipped samples make a batch shorter.
     """
 
     limit: int = 100
@@ -28,12 +28,12 @@ class Skip:
 
     def __post_init__(self) -> None:
         if self.limit < 1:
-            raise ConfigError(f"the limit of skipped samples is at least 1: {self.limit}")
+            raise ConfigError(f"the limit of skipped samples must be at least 1: {self.limit}")
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that was left out."""
+    """A sample that was skipped."""
 
     identity: Identity
     where: str
@@ -41,44 +41,44 @@ class Skipped:
 
 
 @dataclass(slots=True)
-class Filled:
-    """A microbatch; `batch` is None if every sample of it was skipped."""
+class Microbatch:
+    """A microbatch; `batch` is None if all of its samples were skipped."""
 
     batch: Any
     rows: Rows
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     extra: Any = None
-    """What the reader of an iterable reports beside its samples."""
+    """The reader's report: see `SampleReader.report`."""
 
 
 @dataclass(slots=True)
 class Recipe:
-    """All that making a batch depends on besides its rows; pickled once for all workers."""
+    """Everything but the rows that a batch depends on; pickled once for all workers."""
 
-    reader: Reader
+    reader: SampleReader
     seed: int = 0
     skip: Skip | None = None
     collate: Collate | None = None
     seeded: bool = True
-    """The global generators are keyed per sample; not where threads share them."""
+    """Whether each sample seeds the global generators; False where threads share them."""
 
 
 def _nothing(_: int) -> None:
     return
 
 
-def fill(
+def make_microbatch(
     recipe: Recipe, rows: Rows, empty: Empty, progress: Callable[[int], None] = _nothing, hint: Any = None
-) -> Filled:
-    """Make the batch; `progress` is told the number of each sample before it is made.
+) -> Microbatch:
+    """Make the batch; `progress` is called with the number of each sample before it is made.
 
-    `hint` is what the plan knows that saves the reader work.
+    `hint` comes from the plan, for `SampleReader.prepare`.
 
     Raises:
-        SampleError: a sample raised, and the policy does not skip it. Its cause is the sample's own error.
-        ConfigError: the samples do not fit together.
+        SampleError: a sample raised, and `Skip` does not cover it. Its cause is the sample's own error.
+        ConfigError: the samples cannot be stacked.
     """
-    reader: Any = recipe.reader
+    reader = recipe.reader
     if hint is not None:
         reader.prepare(hint)
     if recipe.collate is None and recipe.skip is None:
@@ -90,9 +90,9 @@ def fill(
                 f"{reader.where(rows, 0)} or one of the {reader.count(rows) - 1} after it", error
             ) from error
         if batch is not None:
-            return Filled(batch, rows)
+            return Microbatch(batch, rows)
     samples: list[Any] = []
-    batch = Stack(reader.count(rows), empty)
+    batch = BatchStack(reader.count(rows), empty)
     take = samples.append if recipe.collate is not None else batch.add
     skipped: list[Skipped] = []
     for number, (epoch, index) in enumerate(reader.keys(rows)):
@@ -112,16 +112,15 @@ def fill(
         made = None
     else:
         made = recipe.collate(samples) if recipe.collate is not None else batch.finish()
-    report = getattr(reader, "report", None)
-    return Filled(made, rows, skipped, report(rows) if report is not None else None)
+    return Microbatch(made, rows, skipped, reader.report(rows))
 
 
 def sample_error(where: str, error: Exception) -> SampleError:
-    return SampleError(where, _describe(error), hint="pass skip=Skip(limit=...) to leave such samples out")
+    return SampleError(where, _describe(error), hint="pass skip=Skip(limit=...) to skip such samples")
 
 
 def _describe(error: Exception) -> str:
-    """The error, and the line of the source's own code that raised it."""
+    """Return the error and the line of the source's code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     text = f"{type(error).__name__}: {error}"
     last = frames[-1] if frames else None

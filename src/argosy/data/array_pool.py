@@ -1,7 +1,7 @@
-"""Memory for batches that are made in the training process: used again as soon as the user has dropped them.
+"""Memory for batches that are made in the training process, reused as soon as the user drops a batch.
 
-The allocator gives large blocks back to the kernel and takes them anew for each batch, which costs more than
-the copy that fills them.
+Without a pool, the allocator would take large blocks from the kernel and return them for each batch, which costs more
+than filling them.
 """
 
 import math
@@ -19,16 +19,16 @@ _USUAL_BYTES = 16 << 20
 
 
 def keep_heap() -> None:
-    """Let the allocator keep what samples are made in, instead of taking it from the kernel for each of them.
+    """Let the allocator keep the memory of samples, instead of taking it from the kernel for each of them.
 
-    glibc takes the size of a large block that is freed for usual: blocks up to it then come from the heap, and twice
-    as much stays there. The block is never touched.
+    When a large block is freed, glibc raises its threshold: blocks up to that size then come from the heap, which
+    keeps twice as much. The block is never touched.
     """
     np.empty(_USUAL_BYTES, np.uint8)
 
 
-class Pool:
-    """Makes arrays; a block serves again when nothing refers to the array that was made in it."""
+class ArrayPool:
+    """Makes arrays; the memory of an array is reused when nothing refers to it."""
 
     def __init__(self) -> None:
         self._free: list[Array] = []
@@ -39,7 +39,7 @@ class Pool:
         if size < POOLED_BYTES_MIN:
             return np.empty(shape, kind)
         block = self._take(size)
-        # All views hold `whole` through the memoryview, and it dies with the last of them.
+        # All views refer to `whole` through the memoryview, and it is freed with the last of them.
         whole: Array = np.frombuffer(cast(Any, block), np.uint8, size)
         weakref.finalize(whole, self._give_back, block).atexit = False
         return np.frombuffer(memoryview(cast(Any, whole)), kind).reshape(shape)

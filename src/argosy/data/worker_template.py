@@ -1,7 +1,7 @@
-"""Where a loader's workers come from: a template process, started anew if it dies.
+"""The loader's side of the template process, which forks the workers: starts it, and replaces it if it dies.
 
-Under `argosy run` the rank's zygote forks it, which has the packages imported already; else, and whenever that
-fails, it is executed.
+Under `argosy run` the rank's zygote forks it, with the packages already imported. Elsewhere, or if that fails, it is
+executed. The process itself is `template_process.py`.
 """
 
 import contextlib
@@ -16,28 +16,37 @@ from collections.abc import Sequence
 
 from argosy.core import PeerLost, WaitStatus
 from argosy.data.errors import WorkerLost
-from argosy.data.messages import Born, Broken, Ended, Fork, Forked, FromTemplate, Ready, from_template
-from argosy.data.parcel import pack_parcel
+from argosy.data.pickled_source import pickle_shared
+from argosy.data.worker_messages import (
+    ForkWorker,
+    FromTemplate,
+    SourceBroken,
+    TemplateReady,
+    TemplateStarted,
+    WorkerEnded,
+    WorkerForked,
+    from_template,
+)
 from argosy.fabric import Link, here
 
 WARM_S = 10.0
-"""How long the zygote may take to fork a template, before one is executed instead."""
+"""How long the zygote may take to fork a template; after that, one is executed."""
 END_S = 10.0
-ENTRY = "argosy.data.template:begin"
+ENTRY = "argosy.data.template_process:begin"
 
 
-class Nursery:
-    """The template, and what it told of its workers."""
+class WorkerTemplate:
+    """The template process, and its reports about the workers."""
 
-    def __init__(self, parcel: int, tries: int) -> None:
-        self._parcel, self._tries = parcel, tries
+    def __init__(self, source_fd: int, tries: int) -> None:
+        self._source_fd, self._tries = source_fd, tries
         self._starts_failed = 0
         self.warm = True
-        """Whether the template is, or is to be, the zygote's child."""
+        """Whether the template is, or will be, forked by the zygote."""
         self.pids: dict[int, int] = {}
         self.ends: dict[int, WaitStatus] = {}
         self._life, self._held = os.pipe()
-        """Nothing is ever written: the template and all workers end when the other end is gone."""
+        """A pipe to which nothing is written: the template and all workers end when its writing end closes."""
         self._start()
 
     def _start(self) -> None:
@@ -55,29 +64,29 @@ class Nursery:
             raise
         finally:
             theirs.close()
-        self.link: Link[FromTemplate] = Link(ours, from_template, "the workers' template")
+        self.link: Link[FromTemplate] = Link(ours, from_template, "the worker template")
 
     def _ask_zygote(self, link: int) -> bool:
-        around = pack_parcel((_environment(), sys.path, os.getcwd()))
+        surroundings = pickle_shared((_environment(), sys.path, os.getcwd()))
         try:
-            return here().fork(ENTRY, (link, self._parcel, self._life, around))
+            return here().fork(ENTRY, (link, self._source_fd, self._life, surroundings))
         finally:
-            os.close(around)
+            os.close(surroundings)
 
     def _execute(self, link: int) -> subprocess.Popen[bytes]:
-        fds = (link, self._parcel, self._life)
-        words = [sys.executable, "-P", "-m", "argosy.data.template", *map(str, fds)]
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment())
+        fds = (link, self._source_fd, self._life)
+        command = [sys.executable, "-P", "-m", "argosy.data.template_process", *map(str, fds)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment())
 
     def fork(self, number: int, fds: Sequence[int]) -> None:
-        """Ask for a worker with these descriptors; it may be there later."""
+        """Ask for a worker with these descriptors; it starts later."""
         try:
-            self.link.send(Fork(number), fds)
+            self.link.send(ForkWorker(number), fds)
         except PeerLost:
-            return  # Seen by `hear`, which tells that all workers not there yet are to be asked again.
+            return  # `hear` notices; then the workers that have not started are asked for again.
 
     def hear(self) -> bool:
-        """Take in what the template says; False if it died, and a new one was started.
+        """Read the template's messages; False if it died and was replaced.
 
         Raises:
             WorkerLost: the source cannot be loaded in another process, or templates die before they are ready.
@@ -86,43 +95,43 @@ class Nursery:
             self.link.flush()
             messages = self.link.receive()
             if self.warm and self._pidfd is None and not messages and time.monotonic() - self._asked_at > WARM_S:
-                raise PeerLost("the zygote", f"no process came within {WARM_S:g} s")
+                raise PeerLost("the zygote", f"it forked no process within {WARM_S:g} s")
         except PeerLost:
             self._restart()
             return False
         for message, fds in messages:
             match message:
-                case Born():
+                case TemplateStarted():
                     self._pidfd = fds[0]
-                case Ready():
+                case TemplateReady():
                     self._ready, self._starts_failed = True, 0
-                case Forked(number, pid):
+                case WorkerForked(number, pid):
                     self.pids[number] = pid
-                case Ended(number, status):
+                case WorkerEnded(number, status):
                     self.ends[number] = WaitStatus.from_wait(status)
-                case Broken(trace):
+                case SourceBroken(trace):
                     raise WorkerLost(
                         f"a worker process cannot load the source:\n{trace.rstrip()}",
-                        hint="what it needs must be importable there; classes of the script itself are sent along",
+                        hint="the modules that it needs must be importable there; classes of the script are sent along",
                     )
         return True
 
     def _restart(self) -> None:
-        never_came = self.warm and self._pidfd is None
+        never_forked = self.warm and self._pidfd is None
         status = self.kill()
         self.link.close()
-        if never_came:  # There is no zygote (any more).
+        if never_forked:  # There is no zygote.
             self.warm = False
         elif not self._ready:
             self._starts_failed += 1
         if self._starts_failed >= self._tries:
             raise WorkerLost(
-                f"worker processes do not start: {self._tries} ended while they loaded the source: {status}"
+                f"worker processes do not start: {self._tries} of them ended while loading the source: {status}"
             )
         self._start()
 
     def kill(self) -> WaitStatus:
-        """End the template; returns how it had ended or ends, as far as that can be known."""
+        """End the template; returns how it ended, if that is known."""
         status = WaitStatus()
         if self._process is not None:
             self._process.kill()
@@ -134,27 +143,27 @@ class Nursery:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 poller.poll(END_S * 1000)
-        self._let_go()
+        self._close_pidfd()
         return status
 
     def close(self, *, end: bool) -> None:
-        """Let go of the template, and see it ended if `end`."""
+        """Close the descriptors of the template, and kill it if `end`."""
         self.link.close()
         os.close(self._held)
         os.close(self._life)
         if end:
             self.kill()
         elif self._process is not None:
-            self._process.returncode = 0  # Somebody else's child: not to be waited for.
-        self._let_go()
+            self._process.returncode = 0  # The parent's child: Popen must not wait for it.
+        self._close_pidfd()
 
-    def _let_go(self) -> None:
+    def _close_pidfd(self) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
 
 def _environment() -> dict[str, str]:
-    """Workers import what this process can import, and use one core each."""
+    """Return the workers' environment: they import from the same path, and use one core each."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Hand the source to worker processes: pickled once, its large arrays in memory that all of them share."""
+"""Pickle the source once for all worker processes, with its large arrays in memory that they share."""
 
 import mmap
 import os
@@ -14,11 +14,11 @@ _HEADER = struct.Struct("<QQ")
 _PLACE = struct.Struct("<QQ")
 
 
-def pack_parcel(thing: Any) -> int:
-    """Return a sealed descriptor of everything that `thing` is; classes of `__main__` travel by value.
+def pickle_shared(thing: Any) -> int:
+    """Return the descriptor of a memory file with the pickled `thing`; classes of `__main__` are pickled by value.
 
     Raises:
-        ConfigError: something in it cannot travel; the message names it.
+        ConfigError: a part cannot be pickled; the message names it.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -26,7 +26,7 @@ def pack_parcel(thing: Any) -> int:
     except Exception as error:
         raise ConfigError(
             f"the source cannot be sent to worker processes: {error}",
-            hint="leave locks, sockets and open files out of it (__getstate__) and open them when first used, "
+            hint="exclude locks, sockets and open files in __getstate__ and open them when first used, "
             "or use workers=Threads(...)",
         ) from error
     raws = [buffer.raw() for buffer in buffers]
@@ -50,8 +50,8 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def open_parcel(fd: int) -> Any:
-    """Return the thing; its arrays are in shared memory, and writing to them changes them for this process alone."""
+def unpickle_shared(fd: int) -> Any:
+    """Return the thing; its arrays are in shared memory, which a write copies for this process alone."""
     size = os.fstat(fd).st_size
     memory = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     count, length = _HEADER.unpack_from(memory, 0)

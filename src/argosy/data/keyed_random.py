@@ -1,4 +1,4 @@
-"""Random numbers that depend on a key and not on history: drawn again when work is done again.
+"""Random numbers that depend on a key, not on what was drawn before: a retried step draws the same ones.
 
 K1  The same key gives the same numbers from `random`, `numpy.random` and torch, whatever was drawn before.
 """
@@ -27,7 +27,7 @@ _spare = np.random.MT19937(0)
 
 
 def seed_generators(*key: int | str) -> None:
-    """Set the global generators of `random`, numpy and torch (where it is imported) from `key`.
+    """Seed the global generators of `random`, numpy and torch (if it is imported) from `key`.
 
     `seed_generators(seed, step, microbatch)` before a microbatch makes dropout the same in every attempt.
     """
@@ -37,26 +37,25 @@ def seed_generators(*key: int | str) -> None:
 
 
 def seed_devices(word: int, torch: Any) -> None:
-    """Key the generators of CUDA devices, if they are in use."""
-    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+    """Seed the generators of CUDA devices, if they are in use."""
+    if torch is not None and torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:
             generator.manual_seed(word & _SIGNED)
 
 
 def _set(word: int) -> None:
-    """Key the generators of the CPU."""
-    _random.Random.seed(_python, word)  # As random.seed does, which looks at kinds of keys for a while first.
+    """Seed the generators of the CPU."""
+    _random.Random.seed(_python, word)  # What random.seed calls after slow checks of the key's type.
     _python.gauss_next = None
     np.random.seed(word & 0xFFFFFFFF)
     torch = cast(Any, sys.modules.get("torch"))
-    if torch is None or not hasattr(torch, "default_generator"):
-        return
-    # torch.manual_seed asks every backend, which costs 300 times as much.
-    torch.default_generator.manual_seed(word & _SIGNED)
+    if torch is not None:
+        # torch.manual_seed visits every backend, which costs 300 times as much.
+        torch.default_generator.manual_seed(word & _SIGNED)
 
 
 def begin_sample(seed: int, epoch: int, index: int, *, globally: bool) -> None:
-    """Key what a source draws for one sample; `globally` only where no other thread draws."""
+    """Seed what a source draws for one sample; `globally` only if no other thread uses the global generators."""
     digest = hashlib.blake2b(_SAMPLE.pack(seed & _ALL, epoch, index), digest_size=8).digest()
     word = int.from_bytes(digest, "little")
     _now.word = word
@@ -65,19 +64,19 @@ def begin_sample(seed: int, epoch: int, index: int, *, globally: bool) -> None:
 
 
 def sample_rng() -> np.random.Generator:
-    """Return the generator of the sample that is being made: the same sample and epoch, the same numbers.
+    """Return the generator of the sample that is being made: it depends on the sample and its epoch.
 
-    For sources that run in `Threads`, where the global generators belong to everybody.
+    For sources that run in `Threads`, which share the global generators.
     """
     word = getattr(_now, "word", None)
     if word is None:
-        raise ConfigError("there is no sample here: sample_rng() is for code that a Loader calls to make one")
+        raise ConfigError("sample_rng() was called outside a sample", hint="call it in a source that a Loader reads")
     return np.random.Generator(np.random.Philox(key=word))
 
 
 @contextmanager
-def undisturbed() -> Generator[None]:
-    """Give the global generators back as they were."""
+def preserved_generators() -> Generator[None]:
+    """Restore the state of the global generators at the end."""
     torch = cast(Any, sys.modules.get("torch"))
     state = random.getstate()
     generator = None if torch is None else torch.default_generator
@@ -93,7 +92,7 @@ def undisturbed() -> Generator[None]:
 
 @contextmanager
 def _other_numpy() -> Generator[None]:
-    """Let numpy's global functions draw from another generator: writing their state back costs 80 us."""
+    """Let numpy's global functions draw from another generator: restoring their state would cost 80 us."""
     numpy: Any = np.random
     own, state = numpy.get_bit_generator(), numpy.get_state(legacy=False)
     numpy.set_bit_generator(_spare)
@@ -101,5 +100,5 @@ def _other_numpy() -> Generator[None]:
         yield
     finally:
         numpy.set_bit_generator(own)
-        if state["has_gauss"]:  # The second of a pair of normal numbers does not belong to the generator.
+        if state["has_gauss"]:  # The spare normal number is kept outside the generator.
             np.random.set_state(state)

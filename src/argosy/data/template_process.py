@@ -1,12 +1,12 @@
-"""The template of a loader's workers: has the source loaded, and forks a worker whenever it is asked to.
+"""The template process of a loader: it loads the source, and forks a worker on request.
 
-    python -m argosy.data.template LINK SOURCE LIFE    (descriptors)
+    python -m argosy.data.template_process LINK SOURCE LIFE    (descriptors)
 
-or forked from a rank's zygote, which calls `begin`. So packages are imported once for all workers, their memory is
-shared, and a replacement is there in milliseconds.
+or forked by a rank's zygote, which calls `begin`. So packages are imported once for all workers, the workers share
+memory, and a replacement starts in milliseconds.
 
-T1  It forks only while it has one thread; where the source started others, workers are executed afresh instead.
-T2  It ends with its loader, even while the source is being loaded. Workers do so too, and do not need it.
+T1  It forks workers only while it has one thread; if the source started others, workers are executed instead.
+T2  It ends with its loader, even while the source is being loaded. So do workers, which do not depend on it.
 """
 
 import contextlib
@@ -17,23 +17,31 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from typing import Any
 
 import setproctitle
 
 from argosy.core import PeerLost
-from argosy.data.messages import Born, Broken, Ended, Fork, Forked, Ready, ToTemplate, to_template
-from argosy.data.parcel import open_parcel
-from argosy.data.worker import end_with, serve
+from argosy.data.pickled_source import unpickle_shared
+from argosy.data.worker_messages import (
+    ForkWorker,
+    SourceBroken,
+    TemplateReady,
+    TemplateStarted,
+    ToTemplate,
+    WorkerEnded,
+    WorkerForked,
+    to_template,
+)
+from argosy.data.worker_process import end_with, serve
 from argosy.fabric import Link
 
 _POLL_S = 60.0
 
 
-class Template:
-    """The loop's state."""
+class TemplateProcess:
+    """The state of the loop."""
 
     def __init__(self, link: Link[ToTemplate], source: int, life: int, recipe: Any) -> None:
         self._link, self._source, self._life, self._recipe = link, source, life, recipe
@@ -53,7 +61,7 @@ class Template:
                 self._fork(message, fds)
             self._reap()
 
-    def _fork(self, message: Fork, fds: list[int]) -> None:
+    def _fork(self, message: ForkWorker, fds: list[int]) -> None:
         alone = len(os.listdir("/proc/self/task")) == 1
         pid = os.fork()
         if pid == 0:
@@ -64,14 +72,14 @@ class Template:
         for fd in fds:
             os.close(fd)
         self._children[os.pidfd_open(pid)] = (message.number, pid)
-        self._link.send(Forked(message.number, pid))
+        self._link.send(WorkerForked(message.number, pid))
 
     def _become_worker(self, link: int, progress: int, alone: bool) -> None:
         if not alone:  # T1
             fds = (link, self._source, self._life, progress)
             for fd in fds:
                 os.set_inheritable(fd, True)
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "argosy.data.worker", *map(str, fds)])
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "argosy.data.worker_process", *map(str, fds)])
         end_with(self._life)
         for pidfd in self._children:
             os.close(pidfd)
@@ -85,26 +93,26 @@ class Template:
             if ended:
                 del self._children[pidfd]
                 os.close(pidfd)
-                self._link.send(Ended(number, status))
+                self._link.send(WorkerEnded(number, status))
 
 
 def main() -> None:
-    """Be a template; the arguments are descriptors."""
+    """Run as an executed template; the arguments are descriptors."""
     link, source, life = (int(word) for word in sys.argv[1:4])
     for fd in (link, source, life):
         os.set_inheritable(fd, False)
     serve_template(link, source, life)
 
 
-def begin(link: int, source: int, life: int, around: int) -> None:
-    """Be a template that was forked: first take over where the loader is, and what it could import."""
-    variables, path, cwd = open_parcel(around)
-    os.close(around)
+def begin(link: int, source: int, life: int, surroundings: int) -> None:
+    """Run as a forked template: first take over the loader's environment, import path and directory."""
+    variables, path, cwd = unpickle_shared(surroundings)
+    os.close(surroundings)
     for name in set(os.environ) - set(variables):
         del os.environ[name]
     os.environ.update(variables)
     sys.path[:] = path
-    importlib.invalidate_caches()  # The zygote may have looked before a file of the user's came.
+    importlib.invalidate_caches()  # The user may have added files since the zygote looked.
     os.chdir(cwd)
     serve_template(link, source, life)
 
@@ -112,24 +120,23 @@ def begin(link: int, source: int, life: int, around: int) -> None:
 def serve_template(link_fd: int, source: int, life: int) -> None:
     """Load the source and fork workers until the loader is gone. Does not return."""
     end_with(life)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the loader's to answer.
-    setproctitle.setproctitle("argosy: data workers' template")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The loader handles Ctrl-C.
+    setproctitle.setproctitle("argosy: data worker template")
     link = Link(socket.socket(fileno=link_fd), to_template, "the loader")
-    began = time.perf_counter()
     with contextlib.suppress(PeerLost):
-        myself = os.pidfd_open(os.getpid())
-        link.send(Born(), [myself])
-        os.close(myself)
+        pidfd = os.pidfd_open(os.getpid())
+        link.send(TemplateStarted(), [pidfd])
+        os.close(pidfd)
         try:
-            recipe = open_parcel(source)
+            recipe = unpickle_shared(source)
         except BaseException:
-            link.send(Broken(traceback.format_exc()[-(1 << 16) :]))
+            link.send(SourceBroken(traceback.format_exc()[-(1 << 16) :]))
             link.wait(_POLL_S)
             os._exit(1)
         gc.collect()
-        gc.freeze()  # What is shared stays shared: the collector would write to every page.
-        link.send(Ready(time.perf_counter() - began))
-        Template(link, source, life, recipe).loop()
+        gc.freeze()  # Pages stay shared: the collector would write to each of them.
+        link.send(TemplateReady())
+        TemplateProcess(link, source, life, recipe).loop()
     os._exit(0)
 
 
