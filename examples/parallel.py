@@ -113,7 +113,6 @@ def main(how: str = "alone", steps: str = "20", directory: str = "") -> None:
     if directory:
         write(Path(directory), config, weights_of(trained))
     if dist.is_initialized():
-        del backward  # and DDP with it, before its group: torch 2.13 can hang when it is freed after it
         dist.destroy_process_group()
 
 

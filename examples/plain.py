@@ -95,5 +95,4 @@ for step in range(first, steps):
         os.replace(out / "ckpt.tmp", out / "ckpt.pt")  # a kill leaves the old one or the new one, whole
 
 if world > 1:
-    del replica  # before its group: torch 2.13 can hang when DDP is freed after it
     dist.destroy_process_group()

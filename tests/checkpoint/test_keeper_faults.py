@@ -197,7 +197,7 @@ def test_where_one_rank_has_no_memory_of_the_keeper_all_write_the_step_themselve
     outs = scripts(run, APART, 2)
     for out in outs:
         assert out.splitlines()[:4] == ["durable"] * 4, outs
-    assert "they stay in the rank: a snapshot takes" in outs[0]
+    assert "they stay in the memory of the rank: a snapshot takes" in outs[0]
     assert [each.step for each in list_steps(run.directory)] == [4, 3, 2, 1]
 
 

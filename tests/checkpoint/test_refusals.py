@@ -291,7 +291,7 @@ def test_a_saver_that_cannot_let_go_of_its_directory_says_so_and_is_closed(tmp_p
     owner.mkdir()  # What cannot be removed, also by root: a directory that is not empty.
     (owner / "x").write_bytes(text)
     saver.close()
-    assert "could not be let go" in said[-1]
+    assert "could not be released" in said[-1]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_steps_that_go_back_are_the_newest_and_stay(tmp_path: Path):
     with Saver(tmp_path, say=said.append) as saver:
         for step in (210, 220):
             saver.save({"w": torch.full((1,), float(step))}, step).wait(30)
-    assert said == ["step 210 is saved after step 400: it counts as newer, and so does what follows it"]
+    assert said == ["step 210 is saved after step 400: it and the steps after it count as newer"]
     assert [each.step for each in list_steps(tmp_path)] == [220, 210, 400, 200]
     assert value(tmp_path) == 220
     with Saver(tmp_path, say=said.append) as saver:
@@ -248,7 +248,7 @@ def test_the_best_needs_a_yes_or_no_and_a_metric_that_is_there(tmp_path: Path):
     with Saver(tmp_path, keep=[KeepBest("los", 1)], say=said.append) as saver:
         for step in (1, 2):
             saver.save({"w": torch.ones(1)}, step, metrics={"loss": 1.0}).wait(30)
-    assert said == ["step 1 has no metric 'los', by which the best are kept; it has loss"]
+    assert said == ["step 1 has no metric 'los', which decides the best checkpoints; it has loss"]
 
 
 def test_a_refused_save_does_not_tell_the_step(tmp_path: Path):

@@ -85,7 +85,7 @@ def test_from_a_laptop_to_four_ranks_by_one_flag(console: Console) -> None:
     assert alone.code == 0, alone.text
     four = console.argosy("run", "-n", "4", SCRIPT, "moved", "40")
     assert four.code == 0, four.text
-    assert "going on after step 20" in four.text
+    assert "resumed from step 20" in four.text
     assert "ranks was 1, is 4" in four.text
     rows = read_log(console.cwd / "moved")
     assert [row.step for row in rows if "loss" in row.values] == list(range(1, 41))

@@ -21,10 +21,10 @@ from argosy.train.keeping import seldom
 
 def test_numbers_that_are_never_finite_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     training = Training(tmp_path)
-    with pytest.raises(Diverged, match="100 steps in a row, up to step 109, changed nothing") as caught:
+    with pytest.raises(Diverged, match="100 steps in a row changed nothing, up to step 109") as caught:
         training.sail(200, lambda step: training.update(step, 1.0 if step.number < 10 else float("nan")))
     assert "learning rate" in caught.value.hint
-    assert capfd.readouterr().err.count("was left out") == 3 + 10
+    assert capfd.readouterr().err.count("skipped step") == 3 + 10
 
 
 def test_numbers_that_are_finite_again_are_forgiven(tmp_path: Path):
@@ -65,7 +65,7 @@ def test_gradients_that_nobody_uses_are_said_once(tmp_path: Path, capfd: pytest.
     training = Training(tmp_path)
     training.sail(12, lambda step: training.model(step.batch(training.data)).square().mean().backward())
     said = capfd.readouterr().err
-    assert said.count("3 steps, the last of them step 2, made gradients that no optimizer used") == 1
+    assert said.count("3 steps, up to step 2, made gradients that no optimizer used") == 1
     assert "call optimizer.step() inside `with step:`" in said
 
 
@@ -134,7 +134,7 @@ def test_a_rewind_finds_what_the_policy_needs_though_only_three_checkpoints_are_
         training.update(step)
 
     training.sail(60, work)
-    found = capfd.readouterr().err.split("went back from step 51 to step ")[1].split(" ")[0]
+    found = capfd.readouterr().err.split("rolled back from step 51 to step ")[1].split(" ")[0]
     assert 20 <= int(found) <= 30
     assert len(list_steps(tmp_path)) <= 12
 
@@ -170,7 +170,7 @@ def test_a_directory_that_is_removed_is_said_once_and_made_again(tmp_path: Path,
         training.update(step)
 
     training.sail(12, work)
-    assert capfd.readouterr().err.count("was removed at about step 7") == 1
+    assert capfd.readouterr().err.count("was removed around step 7") == 1
     assert [row.step for row in read_log(tmp_path / "run")] == list(range(7, 13))
     assert [each.step for each in list_steps(tmp_path / "run")] == [12, 8]
 
@@ -181,7 +181,7 @@ def test_the_same_trouble_is_told_now_and_then():
     say = seldom(told.append, lambda: now)
     for number in range(100):
         now = float(number)
-        say(f"step {number}: no room at '/x/step-{number}'; trying again in {number / 2} s")
+        say(f"step {number}: no room at '/x/step-{number}'; retrying in {number / 2} s")
         say(f"step {number}: permission denied")
     assert len(told) == 2 * 4
 
@@ -211,7 +211,7 @@ def test_an_exception_before_the_update_may_be_caught(tmp_path: Path):
 
 def test_an_exception_after_the_update_may_not_be_caught(tmp_path: Path):
     training = Training(tmp_path / "a")
-    with pytest.raises(ConfigError, match="step 3 raised ZeroDivisionError, which the script caught"):
+    with pytest.raises(ConfigError, match="step 3 raised ZeroDivisionError and the script caught it"):
         caught(training, first=False)
 
 
@@ -232,7 +232,7 @@ def test_what_a_run_cannot_use_is_refused_at_once(tmp_path: Path, given: dict[st
 def test_the_numbers_of_steps_are_whole(tmp_path: Path):
     training = Training(tmp_path)
     for until in ("5", 5.5, -1):
-        with pytest.raises(ConfigError, match="until is a whole number"):
+        with pytest.raises(ConfigError, match="until must be a whole number"):
             training.sail(until)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="at least 1: 0"):
         training.sail(2, lambda step: step.every(0))
@@ -259,7 +259,7 @@ def test_the_best_of_no_name_is_refused(tmp_path: Path):
 
 def test_a_file_is_no_directory_of_a_run(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file cannot be the directory of a run: it is a file"):
+    with pytest.raises(ConfigError, match="file cannot be used as a run directory: it is a file"):
         Training(tmp_path / "file")
 
 

@@ -57,7 +57,7 @@ def test_going_back_and_using_the_same_data_gives_the_same_bits(tmp_path: Path, 
     assert [number for number, _ in back.seen] == [*range(10), *range(4, 12)]
     rows = [[(row.step, row.values) for row in read_log(tmp_path / name)] for name in ("calm", "back")]
     assert rows[0] == rows[1]
-    assert "went back from step 10 to step 4 (a test); 0 batches are left out" in capsys.readouterr().err
+    assert "rolled back from step 10 to step 4 (a test); 0 batches are skipped" in capsys.readouterr().err
 
 
 def test_the_data_since_then_are_left_out(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_a_tagged_step_of_the_old_future_stays(tmp_path: Path):
 def test_without_a_checkpoint_so_old_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     training = Leaping(tmp_path).back_once(5, 2, None)
     assert training.bits() == Leaping(tmp_path / "calm").sail(12).bits()
-    assert "no checkpoint to go back to at or before step 2; going on at step 6" in capsys.readouterr().err
+    assert "no checkpoint at or before step 2 to roll back to; continuing at step 6" in capsys.readouterr().err
 
 
 def test_a_run_goes_back_only_into_its_own_past():
@@ -122,7 +122,7 @@ def test_a_run_goes_back_only_into_its_own_past():
 
 
 def test_a_nonsensical_wish_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="to is a whole number, at least 0: -1"):
+    with pytest.raises(ConfigError, match="to must be a whole number of at least 0: -1"):
         Training(tmp_path).run.rewind(-1)
     with pytest.raises(ConfigError, match="over=0"):
         Spike(over=0.5)
@@ -136,7 +136,7 @@ def test_a_run_that_only_goes_back_ends(tmp_path: Path):
         if step.number == 5:
             training.run.rewind(4)
 
-    with pytest.raises(ConfigError, match="gone back to step 4 20 times in a row"):
+    with pytest.raises(ConfigError, match="rolled back to step 4 20 times in a row"):
         training.sail(12, work)
     assert training.run.ledger.eras == [4] * 20
 
@@ -147,7 +147,7 @@ def test_a_leap_of_the_loss_leaves_the_step_out(tmp_path: Path, capsys: pytest.C
     leaping.leaps = {calm.seen[6][1]}
     leaping.sail(7)
     assert leaping.bits() == Leaping(tmp_path / "six").sail(6).bits()
-    assert "step 6 was left out: the loss is 1000, its mean was 1" in capsys.readouterr().err
+    assert "skipped step 6: the loss is 1000, its running mean was 1" in capsys.readouterr().err
 
 
 def test_after_a_leap_the_run_goes_back(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_a_loss_that_stays_high_ends_the_run(tmp_path: Path):
     calm = Leaping(tmp_path / "calm").sail(10)
     leaping = Leaping(tmp_path / "leaping", spike=Spike(window=2, most=3))
     leaping.leaps = {ids for _, ids in calm.seen[5:]}
-    with pytest.raises(LossSpike, match="step 7, the loss is 1000, its mean was 1: spike 3 in a row"):
+    with pytest.raises(LossSpike, match="step 7: the loss is 1000, its running mean was 1; spike 3 in a row"):
         leaping.sail(10)
 
 

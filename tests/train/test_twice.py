@@ -31,7 +31,7 @@ def test_a_branch_begins_where_its_parent_was(dock: Console):
     train(dock, "parent", "10")
     branched, said = train(dock, "branch", "20", "parent=parent@10")
     assert branched == whole
-    assert "going on after step 10, from parent" in said
+    assert "resumed from step 10 (parent" in said
     assert [row.step for row in read_log(dock.cwd / "branch")] == list(range(11, 21))
     refused = dock.argosy("run", "-n", "1", SCRIPT, "other", "20", "parent=nowhere@3")
     assert refused.code != 0

@@ -141,7 +141,7 @@ class Committer:
                     self.give_up(draft.name, str(error))
                     raise
                 again_s = self.retry_after_s[attempt]
-                self.say(f"step {draft.step} in {self.store.name}: {error}; trying again in {again_s:g} s")
+                self.say(f"step {draft.step} in {self.store.name}: {error}; retrying in {again_s:g} s")
                 time.sleep(again_s)
         return chosen[0].named(draft.name, path)
 
@@ -330,7 +330,7 @@ class Committer:
             self.store.perform(operations, None, self.before)
         except (OSError, Unreadable) as error:
             if str(error) != self._untidy:  # What could not be deleted now is deleted next time.
-                self.say(f"old steps of {self.store.name} stay: {error}")
+                self.say(f"old steps of {self.store.name} could not be deleted: {error}")
             self._untidy = str(error)
         except CorruptShard as error:
             self.say(f"nothing is deleted: {error}; write the steps to keep into it, or remove it")

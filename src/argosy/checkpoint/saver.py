@@ -132,7 +132,7 @@ class Saver:
                 return writer
             if writer is not None:
                 writer.close()
-            self._say(f"no keeper, snapshots stay in the ranks: {faults[0]}")
+            self._say(f"no keeper: snapshots stay in the memory of the ranks: {faults[0]}")
 
         def own() -> Writer:
             try:
@@ -243,14 +243,14 @@ class Saver:
             self._metrics.discard(name)
             if self.rank == 0:
                 known = ", ".join(sorted(metrics))
-                self._say(f"step {number} has no metric {name!r}, by which the best are kept; it has {known}")
+                self._say(f"step {number} has no metric {name!r}, which decides the best checkpoints; it has {known}")
 
     def _era_of(self, number: int) -> int:
         era, newest = self._newest
         if number >= newest:
             return era
         if self.rank == 0:
-            self._say(f"step {number} is saved after step {newest}: it counts as newer, and so does what follows it")
+            self._say(f"step {number} is saved after step {newest}: it and the steps after it count as newer")
         return era + 1
 
     def _begin(self, state: Any, name: str, wanted: "_Wanted", handle: Handle) -> tuple[State, Snapshot]:

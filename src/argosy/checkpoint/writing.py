@@ -103,7 +103,7 @@ class OwnWriter:
             try:
                 release(self.committer.store, self.committer.owner)
             except OSError as error:  # Whoever comes next finds that the owner is dead.
-                self.committer.say(f"{self.committer.store.name} could not be let go: {error}")
+                self.committer.say(f"{self.committer.store.name} could not be released: {error}")
         deadline = time.monotonic() + 1.0
         for _ in range(ARENAS):
             try:

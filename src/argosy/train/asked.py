@@ -11,7 +11,7 @@ from argosy.train.spikes import Spike
 def check_count(what: str, value: Any, least: int = 1) -> None:
     """Refuse what is no whole number, or too small."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{what} is a whole number, at least {least}: {value!r}")
+        raise ConfigError(f"{what} must be a whole number of at least {least}: {value!r}")
 
 
 def check_run(save_every: Any, save_every_s: Any, keep: Any, spike: Any) -> None:
@@ -22,10 +22,12 @@ def check_run(save_every: Any, save_every_s: Any, keep: Any, spike: Any) -> None
     """
     check_count("save_every", save_every)
     if isinstance(save_every_s, bool) or not isinstance(save_every_s, int | float) or not save_every_s > 0:
-        raise ConfigError(f"save_every_s is a number of seconds, above 0: {save_every_s!r}")
+        raise ConfigError(f"save_every_s must be a number of seconds above 0: {save_every_s!r}")
     checked_keep([] if keep is None else keep)
     if spike is not None and not isinstance(spike, Spike):
-        raise ConfigError(f"spike is a policy: {spike!r}", hint="from argosy.train import Spike; Run(spike=Spike())")
+        raise ConfigError(
+            f"spike must be a Spike: {spike!r}", hint="from argosy.train import Spike; Run(spike=Spike())"
+        )
 
 
 def check_name(what: str, name: Any) -> None:
@@ -39,13 +41,13 @@ def check_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         said = "it is a file" if directory.is_file() else error.strerror
-        raise ConfigError(f"{directory} cannot be the directory of a run: {said}") from error
+        raise ConfigError(f"{directory} cannot be used as a run directory: {said}") from error
 
 
 def check_whole(broken: str) -> None:
     """Refuse to go on where an exception of the script has left a step in between, or this rank to itself."""
     if broken:
         raise ConfigError(
-            f"{broken}, which the script caught: the run cannot go on in this process",
-            hint="let it leave the loop, or catch it inside the block, before optimizer.step()",
+            f"{broken} and the script caught it: the run cannot continue in this process",
+            hint="let the exception leave the loop, or catch it inside the block, before optimizer.step()",
         )

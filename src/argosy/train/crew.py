@@ -61,8 +61,8 @@ class Crew:
         if dist.is_initialized():
             if launched and self.generation:
                 raise ConfigError(
-                    "the process group was made before the run, so a replaced rank cannot join it",
-                    hint="make argosy.Run first and leave init_process_group out: the run makes the group",
+                    "a process group exists before argosy.Run, so a replaced rank cannot join it",
+                    hint="create argosy.Run first and drop init_process_group: the run makes the group",
                 )
             self.group = dist.group.WORLD
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -151,7 +151,7 @@ class Crew:
             if give_up():
                 raise Superseded(f"no view after {view} is waited for any more")
             if time.monotonic() > deadline:
-                raise NobodyCame("a lost rank's replacement", self._patience_s, hint="argosy why tells what it does")
+                raise NobodyCame("a lost rank's replacement", self._patience_s, hint="`argosy why` shows what it does")
             time.sleep(_POLL_S)
         return view
 

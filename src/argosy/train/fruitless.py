@@ -37,7 +37,7 @@ class Fruitless:
         if step.outcome is Outcome.REJECTED:
             ledger.left_out += not step.spiked
             if step.spiked or ledger.left_out <= SAID or ledger.left_out % 10 == 0:
-                run.say(f"step {step.number} was left out: {step.fault}")
+                run.say(f"skipped step {step.number}: {step.fault}")
         elif step.updates or not self._has_gradients():
             ledger.left_out *= not step.updates
             return
@@ -50,9 +50,9 @@ class Fruitless:
         if ledger.left_out >= LEFT_OUT_MAX:
             run.give_up()
             raise Diverged(
-                f"{LEFT_OUT_MAX} steps in a row, up to step {step.number}, changed nothing: gradients are not finite",
-                hint="look at the data and the loss of these steps, lower the learning rate, or begin another run "
-                f"at an older checkpoint: Run(..., parent='{run.directory}@STEP')",
+                f"{LEFT_OUT_MAX} steps in a row changed nothing, up to step {step.number}: gradients are not finite",
+                hint="check the data and the loss of these steps, lower the learning rate, or start a new run "
+                f"from an older checkpoint: Run(..., parent='{run.directory}@STEP')",
             ) from None
 
     def _has_gradients(self) -> bool:
@@ -63,6 +63,6 @@ class Fruitless:
         self._unused += 1
         if self._unused == UNUSED_MAX:
             self._run.say(
-                f"{UNUSED_MAX} steps, the last of them step {step.number}, made gradients that no optimizer used: call "
+                f"{UNUSED_MAX} steps, up to step {step.number}, made gradients that no optimizer used: call "
                 "optimizer.step() inside `with step:`; to accumulate, take several microbatches in one step"
             )

@@ -87,8 +87,8 @@ class Saves:
         others = format_ranks([rank for rank, (count, _) in enumerate(said) if count < most])
         run.give_up()
         raise Diverged(
-            f"not all ranks call run.save: rank {others} did not at {site}, before the vote on step {run.step:,}",
-            hint="a checkpoint is of all ranks: call run.save on each of them, after the same step",
+            f"not all ranks called run.save: rank {others} did not, at {site}, before the vote on step {run.step:,}",
+            hint="a checkpoint needs every rank: call run.save on all of them, after the same step",
         )
 
     @property
@@ -105,7 +105,9 @@ class Saves:
 
     def save(self, run: "Run", tag: str | None) -> None:
         if self._saver is None:
-            raise ConfigError("a run saves inside its loop", hint="call run.save in `for step in run.steps(...)`")
+            raise ConfigError(
+                "run.save was called outside the loop", hint="call run.save in `for step in run.steps(...)`"
+            )
         if run.step == self._saved_step and tag is None:
             return
         self._forget_items(run)
@@ -121,7 +123,7 @@ class Saves:
                 try:
                     queue.forget(cursor)
                 except OSError as error:
-                    run.tell(f"items of {queue.directory} that were used are still there: {error.strerror}")
+                    run.tell(f"used items of {queue.directory} could not be deleted: {error.strerror}")
 
     def wait_for_copy(self) -> None:
         """Before state changes by anything but an optimizer."""
@@ -143,7 +145,7 @@ class Saves:
         self.save(run, None)
         if self._finish_by and not self._said_waiting:
             self._said_waiting = True
-            run.say(f"the last checkpoint, of step {run.step:,}, is tried again for up to {FLUSH_S / 60:g} minutes")
+            run.say(f"the last checkpoint (step {run.step:,}) is retried for up to {FLUSH_S / 60:g} minutes")
         self._finish_by = self._finish_by or time.monotonic() + FLUSH_S
         return self._settle(run, self._finish_by)
 
@@ -157,7 +159,7 @@ class Saves:
             if run.page is not None:
                 run.page.beat()  # Waiting for a disk is no hang.
             if time.monotonic() > deadline:
-                raise DeadlinePassed(f"step {run.step} on disk", FLUSH_S, hint="is the disk full or slow?")
+                raise DeadlinePassed(f"writing step {run.step} to disk", FLUSH_S, hint="is the disk full or slow?")
             if (durable := self.flush(FLUSH_SLICE_S)) is not None:
                 return durable
         return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 """How often a rank that waits looks whether another has left."""
-HINT = "leave on all ranks after the same step, or call run.stop(): it ends the loop of all of them"
+HINT = "leave on all ranks after the same step, or call run.stop(), which ends the loop on all ranks"
 _ENDED = str(WaitStatus(code=0))
 
 
@@ -87,7 +87,7 @@ class Leaving:
         if at_once or time.monotonic() - self._looked_at >= LOOK_S:
             self._looked_at = time.monotonic()
             if who := self._left() or self._ended:
-                raise Diverged(f"{who}, and the others go on", hint=HINT) from None
+                raise Diverged(f"{who} while the other ranks continued", hint=HINT) from None
 
     def judge(self, number: int, loss: ArgosyError | None) -> None:
         """A loss ended an attempt at step `number`: perhaps a process ended as if all were done."""

@@ -130,7 +130,7 @@ class Mending:
             return
         capsule = None if run.pocket is None else run.pocket.get(step, "full")
         if capsule is None:
-            raise PeerLost(f"rank {run.rank}", f"its pocket does not hold step {step} any more")
+            raise PeerLost(f"rank {run.rank}", f"its shared memory no longer holds step {step}")
         run.saves.wait_for_copy()
         self.pristine = False
         run.tracked.adopt(capsule)
@@ -151,9 +151,7 @@ class Mending:
             found = self.restore(*run.parent)
             found.source = f"{run.parent[0]}, {found.source}"
         if found.kept:
-            raise ConfigError(
-                f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="has the model changed?"
-            )
+            raise ConfigError(f"the checkpoint does not have {', '.join(found.kept[:5])}", hint="did the model change?")
         run.step = found.step
         if not quiet:
             run.restored(found.step, found.source)
@@ -165,10 +163,10 @@ class Mending:
             SystemExit: this rank has trained since; a new process takes its place.
         """
         if not self.pristine:
-            self._run.tell(f"rank {self._run.rank} begins again: there is no checkpoint yet that all could go on from")
+            self._run.tell(f"rank {self._run.rank} starts over: there is no checkpoint yet to resume from")
             self._run.begin_anew()
         if self._run.crew.view > 1:
-            self._run.say("all ranks that had the state are lost, and there is no checkpoint yet: beginning again")
+            self._run.say("all ranks that had the state are lost and there is no checkpoint yet: starting over")
         self._run.step = 0
 
     def restore(self, directory: Path, step: int | None) -> Restored:
@@ -177,8 +175,8 @@ class Mending:
             return restore(directory, into=state_of(self._run), step=step, partial=bool(self.holders))
         except ConfigError as error:
             raise ConfigError(
-                f"the checkpoint in {directory} does not fit what is tracked now: {error}",
-                hint="undo the change, or begin another run in another directory",
+                f"the checkpoint in {directory} does not fit the tracked state: {error}",
+                hint="undo the change, or start a new run in another directory",
             ) from error
 
     def _find_holders(self) -> None:
@@ -218,8 +216,8 @@ class Mending:
             if not self._said:
                 self._said = True
                 self._run.tell(
-                    f"no shared memory for buffers of rank {self._run.rank} ({error.strerror}): if it is lost, they "
-                    "come from another rank; free /dev/shm, or make it larger"
+                    f"no shared memory for the buffers of rank {self._run.rank} ({error.strerror}): if it is lost, its "
+                    "replacement gets those of another rank; free /dev/shm, or enlarge it"
                 )
 
     def _after_block(self, late: bool) -> None:
@@ -252,7 +250,7 @@ class Mending:
             run.pocket.put(run.step, "full", run.tracked.capture())
         except OSError as error:
             raise ArgosyError(
-                f"no shared memory for this rank's state: {error.strerror}", hint="free /dev/shm, or make it larger"
+                f"no shared memory for this rank's state: {error.strerror}", hint="free /dev/shm, or enlarge it"
             ) from error
 
     def _catch_up(self) -> None:

@@ -17,7 +17,7 @@ def parse_parent(parent: str | Path | None) -> tuple[Path, int | None] | None:
     head, at, tail = text.rpartition("@")
     if at and "/" not in tail:
         if not tail.isdigit():
-            raise ConfigError(f"the step after @ is a number: {text!r}")
+            raise ConfigError(f"the step after @ must be a number: {text!r}")
         text, step = head, int(tail)
     if "://" not in text and not Path(text).is_dir():
         raise ConfigError(f"no such run: {text}", hint='a parent is a directory, or "directory@step"')

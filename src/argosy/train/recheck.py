@@ -21,7 +21,7 @@ class Recheck:
 
     def __init__(self, every: int | None) -> None:
         if every is not None and every < 1:
-            raise ConfigError(f"recheck is a number of steps, at least 1: {every}")
+            raise ConfigError(f"recheck must be a number of steps, at least 1: {every}")
         self.every = every
         self._first: tuple[int, str] | None = None
         self._now: dict[int, Any] = {}

@@ -70,10 +70,10 @@ class Rewinding:
         again = sum(abs(each - to) <= policy.back for each in run.ledger.eras)
         if watch.spikes >= policy.most or (policy.then == "rewind" and again >= policy.most):
             run.give_up()
-            often = f"spike {watch.spikes} in a row" if watch.spikes >= policy.most else f"gone back {again} times"
+            often = f"spike {watch.spikes} in a row" if watch.spikes >= policy.most else f"rolled back {again} times"
             raise LossSpike(
-                f"step {step.number}, {step.fault}: {often}",
-                hint="lower the learning rate, look at the data of these steps, or change Run(spike=...)",
+                f"step {step.number}: {step.fault}; {often}",
+                hint="lower the learning rate, check the data of these steps, or change Run(spike=...)",
             ) from None
         if policy.then == "rewind":
             self.agreed = Back(to, None, step.fault, step.number + 1)
@@ -99,8 +99,8 @@ class Rewinding:
         was, eras = run.step, ledger.eras
         if steps and eras[-AGAIN_MAX:] == [steps[0]] * AGAIN_MAX:
             raise ConfigError(
-                f"run.rewind has gone back to step {steps[0]:,} {AGAIN_MAX} times in a row",
-                hint="let run.state count how often, or go back further",
+                f"run.rewind rolled back to step {steps[0]:,} {AGAIN_MAX} times in a row",
+                hint="count the attempts in run.state, or roll back further",
             )
         run.mending.fresh = True  # B2
         if run.pocket is not None:
@@ -108,7 +108,7 @@ class Rewinding:
         found = self._restore(steps)
         if found is None:
             run.mending.fresh = False
-            run.say(f"no checkpoint to go back to at or before step {back.to:,}; going on at step {was:,}")
+            run.say(f"no checkpoint at or before step {back.to:,} to roll back to; continuing at step {was:,}")
             return
         ledger.eras = [*eras, found.step]
         skip = back.until - found.step if back.skip is None else back.skip
@@ -118,7 +118,7 @@ class Rewinding:
         run.once.forget()
         why = f" ({back.reason})" if back.reason else ""
         run.scribe.went_back(found.step, f"from step {was}{why}")
-        run.say(f"went back from step {was:,} to step {found.step:,}{why}; {skip:,} batches are left out")
+        run.say(f"rolled back from step {was:,} to step {found.step:,}{why}; {skip:,} batches are skipped")
         run.mending.compare()
         run.mending.fresh = False
         run.saves.forget()

@@ -113,7 +113,7 @@ class Run:
             check_directory(self.directory)
         if self.crew.kind == "foreign":
             self.say(
-                "not under `argosy run`: a lost rank is not replaced; a new launch goes on from the last checkpoint"
+                "not under `argosy run`: a lost rank is not replaced; the next launch resumes from the last checkpoint"
             )
 
     # -- what a script says ------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Run:
         with self._hopeless():
             for name, thing in things.items():
                 if name == "run" or "/" in name:
-                    raise ConfigError(f"not a name for something tracked: {name!r}")
+                    raise ConfigError(f"run.track cannot use this name: {name!r}")
                 self.tracked.add(name, thing)
 
     def log(self, **values: Any) -> None:
@@ -157,7 +157,7 @@ class Run:
     def stop(self, reason: str = "") -> None:
         """End the loop on all ranks after the next step that counts."""
         if self.rank and reason:
-            self.tell(f"rank {self.rank} wants to stop: {reason}")
+            self.tell(f"rank {self.rank} asks to stop: {reason}")
         self.wish.ask(Wish.STOP, reason)
 
     def save(self, tag: str | None = None) -> None:
@@ -192,7 +192,7 @@ class Run:
             if not isinstance(error, PeerLost) and not self.crew.is_lost(0.5):
                 self.failed(self.step, error, whole=True)
                 raise
-            self.say(f"{name} after step {self.step} was given up: {error}")
+            self.say(f"abandoned {name} after step {self.step}: {in_words(error)}")
             self._lost_at = self._lost_at or (time.monotonic(), in_words(error))
         finally:
             for module, mode in zip(modules, modes, strict=True):
@@ -250,7 +250,7 @@ class Run:
             step = Step(self, self.step)
             yield step
             if not step.entered:
-                raise ConfigError(f"step {step.number} was not used", hint="write `with step:` inside the loop")
+                raise ConfigError(f"step {step.number} was never entered", hint="write `with step:` inside the loop")
 
     # -- for steps ---------------------------------------------------------------------------------
 
@@ -275,9 +275,7 @@ class Run:
                 )
             step.before_update(optimizer)
         elif step is not None and not step.updates and self.tracked.has_to_do_with(optimizer):
-            raise ConfigError(
-                f"an optimizer that is not tracked steps in step {number}", hint="run.track(optimizer=optimizer)"
-            )
+            raise ConfigError(f"an untracked optimizer steps in step {number}", hint="run.track(optimizer=optimizer)")
 
     def wishes(self, loss: float, late: bool) -> list[int]:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
@@ -291,7 +289,7 @@ class Run:
         self.wish.agree(stop)
         if late and not self.mending.late:
             self.mending.late = True
-            self.say(f"step {self.step} exchanged data after its first update: from now on all state is copied first")
+            self.say(f"step {self.step} communicated after its first update: all state is now copied before each step")
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
         self.saves.compare(self, words[7:])
@@ -329,7 +327,7 @@ class Run:
         """This rank computed a step twice and got different gradients: another process takes its place."""
         self.tell(
             f"rank {self.rank} computed step {number} twice and got different gradients: "
-            "its memory or processor is not to be trusted, or the script draws random numbers of its own"
+            "its memory or processor is faulty, or the script draws random numbers of its own"
         )
         if self.crew.kind == "replaceable":
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", "it computed different bits the second time"))
@@ -345,7 +343,7 @@ class Run:
             if isinstance(error, SystemExit) and not error.code:
                 self.leaving.say(site_of(error))
             elif isinstance(error, Exception | SystemExit) and self.crew.count(f"failed/{number}") >= FAILED_MAX:
-                self.tell(f"step {number} has failed {FAILED_MAX} times: giving up")
+                self.tell(f"step {number} failed {FAILED_MAX} times: giving up")
                 self.give_up()
             self.crew.group.give_up(PeerLost(f"rank {self.rank}", f"it raised {type(error).__name__}: {error}"))
         elif self.crew.kind == "alone" and self.step and whole:
@@ -428,10 +426,10 @@ class Run:
         """State came from disk."""
         self.step = step
         self.scribe.went_back(step)
-        self.say(f"going on after step {step:,}, from {source}")
+        self.say(f"resumed from step {step:,} ({source})")
         changed = bits_differences(self.ledger.stored_bits, self.ledger.bits)
         if changed:
-            self.say(f"results may differ in their last bits from those of one launch: {'; '.join(changed)}")
+            self.say(f"results may differ in their last bits from an uninterrupted run: {'; '.join(changed)}")
 
     def _is_reached(self, until: int | None) -> bool:
         return (until is not None and self.step >= until) or self.ledger.exhausted
@@ -460,7 +458,7 @@ class Run:
         done = self.saves.finished_at(self._until)
         if done is None:
             return False
-        self.say(f"{self.directory} is finished, at step {done:,}: nothing to do")
+        self.say(f"{self.directory} finished at step {done:,}: nothing to do")
         if self.crew.generation == 0:
             if self.crew.kind == "replaceable":
                 self.crew.meet(lambda: False)

@@ -59,7 +59,7 @@ class Scribe:
                 self._unwritten.pop(0)
         except OSError as error:
             if not waited:
-                self._run.tell(f"the log from step {self._unwritten[0].step} on waits in memory: {error.strerror}")
+                self._run.tell(f"log rows from step {self._unwritten[0].step} on wait in memory: {error.strerror}")
             del self._unwritten[:-UNWRITTEN_MAX]
 
     def catch_up(self) -> None:
@@ -77,8 +77,8 @@ class Scribe:
             self._log = None
             run = self._run
             run.tell(
-                f"{run.directory} was removed at about step {run.step:,}, with the log and the checkpoints until then: "
-                "training goes on, and makes it again"
+                f"{run.directory} was removed around step {run.step:,}, with its log and checkpoints: "
+                "training continues, and makes it again"
             )
 
 

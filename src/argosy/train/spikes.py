@@ -32,7 +32,7 @@ class Spike(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.over <= 1 or self.window < 1 or self.back < 1 or self.most < 1 or self.then not in ("skip", "rewind"):
             raise ConfigError(
-                f"not a policy for spikes: {self}",
+                f"not a valid Spike: {self}",
                 hint='over is above 1; window, back and most are at least 1; then is "skip" or "rewind"',
             )
 

@@ -118,7 +118,7 @@ class Step:
 
     def _use(self, data: Loader | Queue) -> None:
         if not isinstance(data, Loader | Queue):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the data of a step come from an argosy.data.Loader or Queue: {type(data).__name__}")
+            raise ConfigError(f"a step takes data from an argosy.data.Loader or Queue: {type(data).__name__}")
         self._run.use(data)
         if data not in self.loaders:
             self.loaders.append(data)
@@ -170,9 +170,7 @@ class Step:
     def __enter__(self) -> "Step":
         run = self._run
         if run.current is not None:
-            raise ConfigError(
-                f"step {run.current.number} is still open", hint="one `with step:` inside another cannot be"
-            )
+            raise ConfigError(f"step {run.current.number} is still open", hint="do not nest `with step:` blocks")
         if self.entered:
             raise ConfigError(f"step {self.number} was entered before", hint="take a new one from run.steps()")
         self.entered = True
@@ -200,7 +198,7 @@ class Step:
         """
         if cast(Any, torch)._C._current_graph_task_id() >= 0:
             raise ConfigError(
-                f"an optimizer steps inside backward, in step {self.number}: that cannot be decided by all ranks first",
+                f"an optimizer steps inside backward, in step {self.number}: all ranks must agree before an update",
                 hint="call optimizer.step() once, after backward()",
             )
         self.updates += 1
@@ -264,7 +262,7 @@ class Step:
         self.loss = run.agreed(answer[5:])
         self.spiked = bool(answer[4]) and run.spike is not None and run.ledger.watch.is_spike(run.spike, self.loss)
         if self.spiked:
-            self.fault = f"the loss is {self.loss:.4g}, its mean was {run.ledger.watch.mean:.4g}"
+            self.fault = f"the loss is {self.loss:.4g}, its running mean was {run.ledger.watch.mean:.4g}"
         elif not answer[4]:
             self.fault = "a gradient or loss is not finite"
         self.outcome = Outcome.REJECTED if self.fault else Outcome.APPLIED

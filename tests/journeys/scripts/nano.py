@@ -50,7 +50,6 @@ def main() -> None:
     weights = sum(parameter.double().sum().item() for parameter in model.parameters())
     if rank == 0:
         print("RESULT", f"{loss.item():.9f} {weights:.12f}", world, local_rank, sys.argv, flush=True)
-    del replica  # Before its group: torch 2.13 can hang when DDP is freed after it.
     dist.destroy_process_group()
 
 

@@ -202,7 +202,7 @@ class KeptWriter:
                 heard_at, has_asked = now, False  # Nobody waits for a word of it.
             if now - heard_at > SILENT_S and not self._has_left:
                 why = f"the keeper does not answer for {SILENT_S:g} s"
-                self.committer.say(f"{why}, is it stopped? Until it does snapshots stay in the ranks")
+                self.committer.say(f"{why}, is it stopped? Until it does, snapshots stay in the memory of the ranks")
                 break
             try:
                 if now - heard_at > ASK_S and not has_asked:
@@ -321,7 +321,9 @@ class KeptWriter:
                 arena.close()
         elif isinstance(message, Refused) and message.reason != self._refusal:  # Once, not with every save.
             self._refusal = message.reason
-            self.committer.say(f"the keeper has no memory for snapshots, they stay in the rank: {message.reason}")
+            self.committer.say(
+                f"the keeper has no memory for snapshots: they stay in the memory of the rank: {message.reason}"
+            )
         return self._memory.own(size, LEND_TIMEOUT_S)
 
     def _ask(self, link: Link[FromKeeper], size: int) -> tuple[FromKeeper | None, list[int]]:
@@ -361,7 +363,7 @@ class KeptWriter:
         except ArgosyError as error:
             if str(error) != self._fault:
                 self._fault = str(error)
-                self.committer.say(f"no keeper, snapshots stay in the ranks: {error}")
+                self.committer.say(f"no keeper: snapshots stay in the memory of the ranks: {error}")
 
     def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
         arena = filling.arena

@@ -11,7 +11,8 @@ import msgspec
 
 from argosy.process.upkeep.cleaning import format_bytes
 
-TORCH_MIN, TORCH_MAX = (2, 13), (2, 15)
+TORCH = (2, 15)
+"""The one that `Run` and the collectives need, and the newest that was tried."""
 NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)")
 LOCAL_HINT = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
 SLOW_LOOKUP_S = 0.5
@@ -96,7 +97,6 @@ def _judge_installation(seen: Measured) -> Iterator[Check]:
 
 
 def _judge_torch(seen: Measured) -> Check:
-    wanted = f"{_dotted(TORCH_MIN)} to {_dotted(TORCH_MAX)}"
     if seen.torch_error:
         return Check("torch", "fail", f"cannot be imported: {seen.torch_error}", "reinstall torch")
     if seen.torch is None:
@@ -106,10 +106,11 @@ def _judge_torch(seen: Measured) -> Check:
     took = "" if seconds is None else f", imported in {seconds:.1f} s (once, not per rank)"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if version < TORCH_MIN:
-        return Check("torch", "fail", f"{seen.torch} is too old{took}", f"install torch {wanted}")
-    if version > TORCH_MAX:
-        return Check("torch", "warn", f"{seen.torch} is newer than what was tried{took}", f"tried: {wanted}")
+    if version < TORCH:
+        says = f"{seen.torch} is too old for argosy.Run and the collectives{took}"
+        return Check("torch", "warn", says, f"install torch {_dotted(TORCH)}; `argosy run` starts scripts of any torch")
+    if version > TORCH:
+        return Check("torch", "warn", f"{seen.torch} is newer than what was tried{took}", f"tried: {_dotted(TORCH)}")
     return Check("torch", "ok", f"{seen.torch}{took}")
 
 
