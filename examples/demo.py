@@ -1,9 +1,9 @@
-"""Four ranks train a small transformer; one is killed, then two at once; the loss goes on as if nothing had happened.
+"""Four ranks train a small transformer twice: once undisturbed, once with kills. The final weights are equal.
 
     make demo        (or: python examples/demo.py)
 
-Takes about a minute on two cores and writes only below ./runs/. Expect a table of what happened at the end, a picture
-of the loss, and the digest of a second run that nobody disturbed.
+The second run loses one rank, then two at once. Takes about a minute on two cores and writes only below ./runs/.
+Expect a table of what happened, with both digests of the weights compared, and a picture of the loss.
 """
 
 import json

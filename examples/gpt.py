@@ -1,12 +1,13 @@
-"""A Llama-like decoder in plain PyTorch, spread over ranks by torch's own parallelism; nothing in it knows Argosy.
+"""A Llama-like decoder in plain PyTorch, parallelised by torch's own tools. It does not import Argosy.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied embeddings; with `num_local_experts` each
-MLP becomes a mixture of experts (Mixtral's: softmax over the chosen few, no token dropped, no balancing loss). Small
-by default: it trains on a CPU in seconds. Build it on every rank from one seed, or by `gpt_hf.load_hf` from a
-checkpoint of transformers, whose names it uses; then spread it. `examples/parallel.py` trains with each:
+RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied embeddings. With `num_local_experts` each
+MLP is a mixture of experts as in Mixtral: softmax over the chosen experts, no dropped tokens, no balancing loss. It
+is small by default and trains on a CPU in seconds. Build it on every rank from one seed, or load a checkpoint of
+transformers with `gpt_hf.load_hf`; the parameter names are the same. Then parallelise it, as `examples/parallel.py`
+does:
 
     DistributedDataParallel(model)   each rank has all weights and its own rows of the batch
-    shard(model, mesh)               FSDP2: each rank keeps a part of every weight
+    shard(model, mesh)               FSDP2: each rank keeps a shard of every weight
     shard_and_split(model, mesh)     FSDP2 along the first dimension of the mesh, tensor parallel along the second
     pipeline(model, mesh, ...)       consecutive layers on each rank, microbatches in 1F1B order
     spread_experts(model, mesh)      FSDP2, but each rank keeps some experts whole and the tokens travel to them

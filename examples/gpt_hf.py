@@ -1,6 +1,6 @@
-"""Read and write the model of gpt.py as a checkpoint of transformers: Llama, or Mixtral where it has experts.
+"""Read and write the model of gpt.py as a checkpoint of transformers: Llama, or Mixtral if it has experts.
 
-    model = load_hf("path/to/Llama")              # on every rank, before it is spread
+    model = load_hf("path/to/Llama")              # on every rank, before it is parallelised
     weights = weights_of(model)                   # on every rank, after training
     if rank == 0:
         save_hf("mine", config, weights)          # transformers: AutoModelForCausalLM.from_pretrained("mine")
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 KNOWN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None, "sliding_window": None}
-"""What transformers' models may vary and this one does not."""
+"""Settings of transformers' models that this model supports with one value only."""
 EXPERTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 

@@ -1,15 +1,16 @@
-"""Train the model of gpt.py by each of torch's parallelisms, with Argosy's process groups.
+"""Train the model of gpt.py with each of torch's parallelisms, on Argosy's process groups.
 
     python examples/parallel.py alone               one process
     python examples/parallel.py moe                 one process, a mixture of experts
     argosy run -n 2 examples/parallel.py ddp        replicas
     argosy run -n 2 examples/parallel.py fsdp       sharded
-    argosy run -n 4 examples/parallel.py fsdp_tp    sharded over 2 ranks, each part split over 2
+    argosy run -n 4 examples/parallel.py fsdp_tp    sharded over 2 ranks, each shard split over 2
     argosy run -n 2 examples/parallel.py pipeline   a stage per rank
     argosy run -n 2 examples/parallel.py experts    the mixture, with two of its four experts on each rank
 
-After that word the number of steps and a directory for the weights, as transformers reads them, may follow. Takes
-seconds. All train on the same batches: expect the losses and gradient norms of `alone` or `moe`, up to rounding.
+Two more arguments are optional: the number of steps, and a directory for the weights in the format of transformers.
+Takes seconds. All variants train on the same batches: expect the losses and gradient norms of `alone` or `moe`, up to
+rounding.
 """
 
 import sys

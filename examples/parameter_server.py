@@ -1,4 +1,4 @@
-"""Four workers fit a line; a server holds the parameters, and the workers call it directly.
+"""Four workers fit a line. A server holds the parameters, and the workers call it directly.
 
     python examples/parameter_server.py
 

@@ -1,9 +1,9 @@
-"""GRPO in miniature: two trainers, two generators, one judge. One of each is killed, and the weights come out the same.
+"""A small GRPO: two trainers, two generators, one judge. One of each is killed, and the final weights are the same.
 
     python examples/rl_three_roles.py          # kills a generator, a trainer and the judge
     python examples/rl_three_roles.py calm     # kills nobody
 
-Takes some seconds. Expect the same weights from both, and "reward 0.13, after 40 steps 0.99" or so.
+Takes some seconds. Expect the same weights from both, and about "reward 0.13, after 40 steps 0.99".
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A web server becomes a service with readiness; four ranks find it by its name and use it.
+"""A web server runs as a service with a readiness check. Four ranks find it by its name and use it.
 
     python examples/service.py
 

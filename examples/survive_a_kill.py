@@ -1,4 +1,4 @@
-"""A pool of workers squares numbers; one is killed in the middle and comes back in its place.
+"""A pool of workers squares numbers. One worker is killed while it works, and is replaced.
 
     python examples/survive_a_kill.py
 
