@@ -74,23 +74,22 @@ if TYPE_CHECKING:
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
     from argosy.process.terminal.foreground import Foreground as Foreground
-    from argosy.process.upkeep.checkup import Check as Check
-    from argosy.process.upkeep.checkup import Measured as Measured
-    from argosy.process.upkeep.checkup import judge_machine as judge_machine
-    from argosy.process.upkeep.cleaning import Leftover as Leftover
-    from argosy.process.upkeep.cleaning import Removal as Removal
-    from argosy.process.upkeep.cleaning import RunRemains as RunRemains
-    from argosy.process.upkeep.cleaning import Selection as Selection
-    from argosy.process.upkeep.cleaning import format_bytes as format_bytes
-    from argosy.process.upkeep.cleaning import parse_age as parse_age
-    from argosy.process.upkeep.cleaning import parse_size as parse_size
-    from argosy.process.upkeep.cleaning import plan_cleaning as plan_cleaning
-    from argosy.process.upkeep.measuring import measure_machine as measure_machine
-    from argosy.process.upkeep.remains import find_leftovers as find_leftovers
-    from argosy.process.upkeep.remains import find_runs as find_runs
-    from argosy.process.upkeep.remains import look_at_run as look_at_run
-    from argosy.process.upkeep.removing import remove as remove
-    from argosy.process.upkeep.removing import remove_empty as remove_empty
+    from argosy.process.upkeep.clean_do import remove as remove
+    from argosy.process.upkeep.clean_do import remove_empty as remove_empty
+    from argosy.process.upkeep.clean_find import find_items as find_items
+    from argosy.process.upkeep.clean_find import look_at_run as look_at_run
+    from argosy.process.upkeep.clean_plan import Item as Item
+    from argosy.process.upkeep.clean_plan import Removal as Removal
+    from argosy.process.upkeep.clean_plan import Selection as Selection
+    from argosy.process.upkeep.clean_plan import count as count
+    from argosy.process.upkeep.clean_plan import format_bytes as format_bytes
+    from argosy.process.upkeep.clean_plan import parse_age as parse_age
+    from argosy.process.upkeep.clean_plan import parse_size as parse_size
+    from argosy.process.upkeep.clean_plan import plan_cleaning as plan_cleaning
+    from argosy.process.upkeep.doctor_judge import Check as Check
+    from argosy.process.upkeep.doctor_judge import Measured as Measured
+    from argosy.process.upkeep.doctor_judge import judge_machine as judge_machine
+    from argosy.process.upkeep.doctor_measure import measure_machine as measure_machine
 
 _HOMES = {
     name: f"argosy.process.{module}"
@@ -102,25 +101,25 @@ _HOMES = {
         "actors.mesh": "Mesh",
         "actors.readiness": "Answers LogLine Tcp",
         "actors.replies": "Replies Reply",
-        "upkeep.checkup": "Check Measured judge_machine",
-        "upkeep.cleaning": "Leftover Removal RunRemains Selection format_bytes parse_age parse_size plan_cleaning",
         "terminal.client": "ask end_daemons find_living list_runs reach_agent",
         "rank.environment": "open_environment own_limits seal_environment",
         "terminal.foreground": "Foreground",
         "imports.scan": "fingerprint scan",
         "evidence.incident": "Incident read_incidents",
         "run.launch": "Launch rank_defaults zygote_key",
-        "upkeep.measuring": "measure_machine",
         "host.messages": "Environment GetEnvironment Happened LaunchRun RankInfo Refused Runs Stacks StopRun "
         "TakeStacks ToClient WatchRun Welcome",
-        "upkeep.remains": "find_leftovers find_runs look_at_run",
-        "upkeep.removing": "remove remove_empty",
         "run.restart": "Restart parse_restart",
         "run.rundir": "RunRecord default_name find_run forget_run indexed_runs logs_directory read_facts read_record",
         "evidence.stacks": "find_py_spy",
         "output.stream": "Merger Stream",
         "output.tail": "Tail",
         "evidence.why": "RunView explain render",
+        "upkeep.clean_do": "remove remove_empty",
+        "upkeep.clean_find": "find_items look_at_run",
+        "upkeep.clean_plan": "Item Removal Selection count format_bytes parse_age parse_size plan_cleaning",
+        "upkeep.doctor_judge": "Check Measured judge_machine",
+        "upkeep.doctor_measure": "measure_machine",
     }.items()
     for name in names.split()
 }
