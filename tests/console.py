@@ -125,6 +125,8 @@ class Console:
                 ours = process.environ().get("ARGOSY_RUNTIME_DIR") == mine or any(mine in word for word in words)
                 if words and words[0].startswith("argosy: rank "):  # A title takes the place of the environment.
                     ours = segments in Path(f"/proc/{process.pid}/maps").read_text()
+                elif words and words[0].startswith("argosy: zygote "):
+                    ours = has_open(process.pid, mine)
                 if ours:
                     found.append(f"{process.pid} {' '.join(words)}")
             except (psutil.Error, OSError):
@@ -139,10 +141,27 @@ class Console:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
             stopped |= fresh
-        for pid in stopped:
+        # Children first: the kernel continues stopped processes when their parent's death orphans their group.
+        for pid in sorted(stopped, key=depth, reverse=True):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not self.leftovers(), "all processes gone", 15.0)
+
+
+def depth(pid: int) -> int:
+    """How many ancestors a process has."""
+    with suppress(psutil.NoSuchProcess):
+        return len(psutil.Process(pid).parents())
+    return 0
+
+
+def has_open(pid: int, path: str) -> bool:
+    """Whether a process has a file open whose path begins with this."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # It may have been closed meanwhile.
+            if os.readlink(f"/proc/{pid}/fd/{number}").startswith(path):
+                return True
+    return False
 
 
 def until(ask: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:

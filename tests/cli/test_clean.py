@@ -12,40 +12,46 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from console import Console
 
 from argosy.core import ConfigError
+from argosy.process.rank.cgroup import find_parent as cgroup_parent
 from argosy.process.run.rundir import Owner, RunRecord, index_run, indexed_runs
-from argosy.process.upkeep.cleaning import (
-    Found,
-    Leftover,
+from argosy.process.upkeep.clean_plan import (
+    File,
+    Item,
+    Kind,
     Removal,
-    RunRemains,
     Selection,
     classify,
     parse_age,
     parse_size,
     plan_cleaning,
 )
-from argosy.process.upkeep.remains import dead_cgroups
 
 NOW = 1_000_000.0
 DAY = 86400.0
 
 
-def ended(name: str = "a", *, days: float = 10, size: int = 100, **fields: object) -> RunRemains:
-    given = {"ours": [Found("run.json", size)], **fields}
-    return msgspec.convert(
-        {"name": name, "directory": f"/r/{name}", "ended_at": NOW - days * DAY, **msgspec.to_builtins(given)},
-        RunRemains,
-    )
+def ended(name: str = "a", *, days: float = 10, size: int = 100, **fields: object) -> Item:
+    run = Item(kind="run", name=name, path=f"/r/{name}", since=NOW - days * DAY, ours=[File("run.json", size)])
+    return msgspec.structs.replace(run, **fields)
 
 
-def decide(run: RunRemains, **selection: object) -> Removal | None:
-    decisions = plan_cleaning([run], [], msgspec.convert(selection, Selection), NOW)
+def other(kind: Kind, *, age_s: float = 1e6) -> Item:
+    return Item(kind=kind, name="/x", path="/x", since=NOW - age_s, ours=[File(".", 10)])
+
+
+def paths(decision: Removal) -> list[str]:
+    return [file.path for file in decision.files]
+
+
+def decide(run: Item, **selection: object) -> Removal | None:
+    decisions = plan_cleaning([run], msgspec.convert(selection, Selection), NOW)
     return decisions[0] if decisions else None
 
 
-def action(run: RunRemains, **selection: object) -> str:
+def action(run: Item, **selection: object) -> str:
     decision = decide(run, **selection)
     return decision.action if decision else "none"
 
@@ -54,10 +60,7 @@ def action(run: RunRemains, **selection: object) -> str:
 
 
 def test_c4_without_a_selection_nothing_is_decided():
-    leftovers = [
-        Leftover(kind=kind, path="/x", since=0) for kind in ("daemons", "runtime", "segments", "index", "cache")
-    ]
-    assert plan_cleaning([ended()], leftovers, Selection(), NOW) == []
+    assert plan_cleaning([ended(), other("daemons"), other("leftover"), other("cache")], Selection(), NOW) == []
     assert not Selection(checkpoints=True).given
 
 
@@ -86,7 +89,7 @@ def test_c1_what_is_alive_stays(selection: dict[str, object]):
 
 
 def test_c2_checkpoints_keep_the_whole_run_until_they_are_asked_for():
-    run = ended(checkpoints=[Found("checkpoints/1/a", 5)])
+    run = ended(checkpoints=[File("checkpoints/1/a", 5)])
     assert action(run, everything=True) == "keep"
     decision = decide(run, everything=True, checkpoints=True)
     assert decision is not None
@@ -94,38 +97,39 @@ def test_c2_checkpoints_keep_the_whole_run_until_they_are_asked_for():
 
 
 def test_c3_among_files_of_others_only_the_folder_of_checkpoints_goes():
-    run = ended(checkpoints=[Found("checkpoints/a.pt", 5), Found("data/set.pt", 5)], strangers=2)
+    run = ended(checkpoints=[File("checkpoints/a.pt", 5), File("data/set.pt", 5)], strangers=2)
     decision = decide(run, everything=True, checkpoints=True)
     assert decision is not None
-    assert (decision.action, decision.files) == ("part", ["run.json", "checkpoints/a.pt"])
+    assert (decision.action, paths(decision)) == ("part", ["run.json", "checkpoints/a.pt"])
 
 
 def test_a_shared_directory_loses_only_what_argosy_wrote():
-    run = ended(shared="its directory is /home/u", checkpoints=[Found("checkpoints/a.pt", 5)])
+    run = ended(shared="its directory is /home/u", checkpoints=[File("checkpoints/a.pt", 5)])
     decision = decide(run, everything=True, checkpoints=True)
     assert decision is not None
-    assert (decision.action, decision.files) == ("part", ["run.json"])
+    assert (decision.action, paths(decision)) == ("part", ["run.json"])
 
 
 def test_leftovers_go_by_name_or_with_everything_but_not_when_young():
-    old, young = (Leftover(kind="runtime", path="/t", since=NOW - age) for age in (60, 1))
-
-    def decided(each: Leftover, selection: Selection) -> list[str]:
-        return [decision.action for decision in plan_cleaning([], [each], selection, NOW)]
-
-    assert decided(old, Selection(leftovers=True)) == ["remove"]
-    assert decided(old, Selection(everything=True)) == ["remove"]
-    assert decided(old, Selection(everything=True, older_than_s=DAY)) == ["keep"]
-    assert decided(old, Selection(directories=frozenset({"/r/a"}))) == []
-    assert decided(young, Selection(everything=True)) == ["keep"]
+    old, young = other("leftover", age_s=60), other("leftover", age_s=1)
+    assert action(old, leftovers=True) == "remove"
+    assert action(old, everything=True) == "remove"
+    assert action(old, everything=True, older_than_s=DAY) == "keep"
+    assert action(old, directories=["/r/a"]) == "none"
+    assert action(young, everything=True) == "keep"
 
 
 def test_daemons_and_cache_go_only_with_everything():
-    for kind in ("daemons", "cache", "index"):
-        each = Leftover(kind=kind, path="/t")
-        assert plan_cleaning([], [each], Selection(everything=True, older_than_s=1.0), NOW) == []
-        assert plan_cleaning([], [each], Selection(leftovers=True), NOW) == []
-        assert plan_cleaning([], [each], Selection(everything=True), NOW)[0].action == "remove"
+    for kind in ("daemons", "cache"):
+        assert action(other(kind), everything=True, older_than_s=1.0) == "none"
+        assert action(other(kind), leftovers=True) == "none"
+        assert action(other(kind), everything=True) == "remove"
+
+
+def test_daemons_end_first_and_the_cache_goes_last():
+    items = [other("cache"), other("leftover"), ended(), other("daemons")]
+    decisions = plan_cleaning(items, Selection(everything=True), NOW)
+    assert [each.item.kind for each in decisions] == ["daemons", "run", "leftover", "cache"]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,10 @@ def test_daemons_and_cache_go_only_with_everything():
         (".run.json.17", False, "ours"),
         ("logs/1/0.0.out", False, "ours"),
         ("logs/12/3.1.err.1", False, "ours"),
+        ("logs/1/0.0.error.json", False, "ours"),
+        ("finished.json", False, "ours"),
+        ("metrics/log", False, "ours"),
+        ("metrics/mine", False, "stranger"),
         ("incidents/1794780686516-crash-1.0/stacks.txt", False, "ours"),
         ("logs/1/0.0.out", True, "stranger"),
         ("logs/1/notes.txt", False, "stranger"),
@@ -192,6 +200,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         for variable, value in variables.items():
             monkeypatch.setenv(variable, str(value))
         yield base
+        if (base / "rt/agent.sock").exists():
+            argosy(base, "stop", "--all")
 
 
 def argosy(world: Path, *args: str, code: int = 0) -> str:
@@ -272,8 +282,8 @@ def test_checkpoints_go_only_with_both_words(world: Path):
     (run / "weights").mkdir()
     (run / "weights/a.safetensors").write_text("w")
     before = tree(run)
-    assert "see --checkpoints" in argosy(world, "clean", "--all")
-    assert "nobody can be asked" in argosy(world, "clean", "--all", "--checkpoints", code=2)
+    assert "add --checkpoints" in argosy(world, "clean", "--all")
+    assert "needs a yes" in argosy(world, "clean", "--all", "--checkpoints", code=2)
     assert tree(run) == before
     argosy(world, "clean", "--all", "--checkpoints", "-y")
     assert not (world / "w/runs").exists()
@@ -337,14 +347,23 @@ def test_leftovers_of_killed_daemons_go(world: Path):
     assert tree(world) == {"home", "shm", "shm/somebody-elses", "w"}
 
 
-def test_a_cgroup_is_dead_when_its_agent_is_gone_and_nobody_is_in_it(tmp_path: Path):
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for number, (pid, populated) in enumerate([(gone.pid, 0), (gone.pid, 1), (os.getpid(), 0)]):
-        group = tmp_path / f"argosy-{os.getuid()}-{number:08d}-{pid}"
-        group.mkdir()
-        (group / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
-    assert [path.name for path in dead_cgroups(tmp_path)] == [f"argosy-{os.getuid()}-00000000-{gone.pid}"]
+def test_the_cgroup_of_killed_daemons_goes(console: Console):
+    """A real one: of a run whose machine, as far as it can tell, lost power."""
+    groups = cgroup_parent(console.runtime)
+    if groups is None:
+        pytest.skip("no cgroup can be made here")
+    (console.cwd / "slow.py").write_text("import time; time.sleep(1000)")
+    assert console.argosy("run", "-d", "-n", "2", "--name", "cut", "slow.py").code == 0
+    console.pid("cut", 1)
+    assert [path.name for path in groups.iterdir() if path.is_dir()] != []
+    console.cut_power()
+    for path in (console.runtime, console.segments, groups):
+        os.utime(path, (1.0, 1.0))
+    done = console.argosy("clean", "leftovers")
+    assert done.code == 0, done.text
+    assert not groups.exists(), done.text
+    assert not console.runtime.exists()
+    assert not console.segments.exists()
 
 
 def test_a_runtime_directory_with_files_of_others_stays(world: Path):
@@ -372,3 +391,40 @@ def test_everything_leaves_nothing_of_a_real_run_and_its_daemons(world: Path):
         argosy(world, "stop", "live")
     argosy(world, "clean", "--all", "--checkpoints", "-y")
     assert tree(world) == {"home", "home/state", "home/cache", "shm", "w", "w/ok.py", "w/slow.py"}
+
+
+TRAINS = """
+import sys, torch, argosy
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    run = argosy.Run(seed=0)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(until=int(sys.argv[1])):
+        with step:
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+    if sys.argv[2:]:
+        raise ValueError("no")
+
+main()
+"""
+
+
+def test_all_that_a_real_run_wrote_is_argosys(world: Path):
+    """A training with metrics and checkpoints that finished, then a launch of the same run that failed."""
+    pytest.importorskip("torch")
+    (world / "w/train.py").write_text(TRAINS)
+    for code, words in ((0, ["3"]), (1, ["4", "fail"])):
+        argosy(world, "run", "-n", "2", "--name", "one", "--restart", "never", "train.py", *words, code=code)
+    run = world / "w/runs/one"
+    assert {"finished.json", "metrics/log", "logs/2/0.0.error.json", "checkpoints"} <= tree(run)
+    (found,) = [each for each in json.loads(argosy(world, "clean", "--json")) if each["kind"] == "run"]
+    assert found["strangers"] == 0
+    argosy(world, "clean", "one", "--checkpoints", "-y")
+    assert not run.exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from argosy.process.upkeep.checkup import Check, Measured, judge_machine
+from argosy.process.upkeep.doctor_judge import Check, Measured, judge_machine
 
 GB = 1 << 30
 WELL = Measured(

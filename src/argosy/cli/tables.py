@@ -1,14 +1,39 @@
-"""What listings share: aligned columns, JSON, times that a person reads."""
+"""What listings share: tables (rich in a terminal, plain text in a pipe), JSON, times and sizes as people read them."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+STYLES = {
+    **dict.fromkeys(("ok", "running"), "green"),
+    **dict.fromkeys(("warn", "starting", "stopping", "restarting", "stopped"), "yellow"),
+    **dict.fromkeys(("fail", "failed", "lost", "damaged"), "red"),
+}
+"""The colour of a cell in a terminal, by its first word."""
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """Print a table; the columns in `right` are aligned to the right. In a terminal long cells are wrapped."""
+    rows = list(rows)
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        for column, name in enumerate(header):
+            table.add_column(name, justify="right" if column in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell, STYLES.get(cell.partition(" ")[0], "")) for cell in row))
+        Console(highlight=False).print(table)
+        return
+    columns = [
+        [cell.rjust(width) if number in right else cell.ljust(width) for cell in column]
+        for number, column in enumerate(zip(header, *rows, strict=True))
+        for width in [max(map(len, column))]
+    ]
+    for row in zip(*columns, strict=True):
+        print("  ".join(row).rstrip())
 
 
 def print_json(value: object) -> None:

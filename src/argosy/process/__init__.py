@@ -74,22 +74,21 @@ if TYPE_CHECKING:
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
     from argosy.process.terminal.foreground import Foreground as Foreground
-    from argosy.process.upkeep.checkup import Check as Check
-    from argosy.process.upkeep.checkup import Measured as Measured
-    from argosy.process.upkeep.checkup import judge_machine as judge_machine
-    from argosy.process.upkeep.cleaning import Leftover as Leftover
-    from argosy.process.upkeep.cleaning import Removal as Removal
-    from argosy.process.upkeep.cleaning import RunRemains as RunRemains
-    from argosy.process.upkeep.cleaning import Selection as Selection
-    from argosy.process.upkeep.cleaning import format_bytes as format_bytes
-    from argosy.process.upkeep.cleaning import parse_age as parse_age
-    from argosy.process.upkeep.cleaning import parse_size as parse_size
-    from argosy.process.upkeep.cleaning import plan_cleaning as plan_cleaning
-    from argosy.process.upkeep.measuring import measure_machine as measure_machine
-    from argosy.process.upkeep.remains import find_leftovers as find_leftovers
-    from argosy.process.upkeep.remains import find_runs as find_runs
-    from argosy.process.upkeep.remains import look_at_run as look_at_run
-    from argosy.process.upkeep.removing import remove as remove
-    from argosy.process.upkeep.removing import remove_empty as remove_empty
+    from argosy.process.upkeep.clean_do import remove as remove
+    from argosy.process.upkeep.clean_do import remove_empty as remove_empty
+    from argosy.process.upkeep.clean_find import find_items as find_items
+    from argosy.process.upkeep.clean_find import look_at_run as look_at_run
+    from argosy.process.upkeep.clean_plan import Item as Item
+    from argosy.process.upkeep.clean_plan import Removal as Removal
+    from argosy.process.upkeep.clean_plan import Selection as Selection
+    from argosy.process.upkeep.clean_plan import count as count
+    from argosy.process.upkeep.clean_plan import format_bytes as format_bytes
+    from argosy.process.upkeep.clean_plan import parse_age as parse_age
+    from argosy.process.upkeep.clean_plan import parse_size as parse_size
+    from argosy.process.upkeep.clean_plan import plan_cleaning as plan_cleaning
+    from argosy.process.upkeep.doctor_judge import Check as Check
+    from argosy.process.upkeep.doctor_judge import Measured as Measured
+    from argosy.process.upkeep.doctor_judge import judge_machine as judge_machine
+    from argosy.process.upkeep.doctor_measure import measure_machine as measure_machine
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

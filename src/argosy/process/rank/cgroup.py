@@ -17,25 +17,32 @@ TITLE = "argosy: rank "
 """How the title of a forked rank begins, and of what it forks."""
 
 
-def find_parent(runtime: Path) -> Path | None:
-    """A cgroup below our own in which leaves can be made, or None."""
-    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+def own_cgroup() -> Path | None:
+    """The cgroup of this process in the unified hierarchy, or None."""
     try:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
         return None
-    for mount in mounts:
+    for mount in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
         here = mount / own.lstrip("/")
-        if not (here / "cgroup.procs").exists() or not (mount / "cgroup.controllers").exists():
-            continue
-        parent = here / f"argosy-{os.getuid()}-{hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()}"
-        try:
-            parent.mkdir(exist_ok=True)
-        except OSError:
-            return None
-        if (parent / "cgroup.kill").exists():
-            return parent
-        parent.rmdir()
+        if (here / "cgroup.procs").exists() and (mount / "cgroup.controllers").exists():
+            return here
+    return None
+
+
+def find_parent(runtime: Path) -> Path | None:
+    """A cgroup below our own in which leaves can be made, or None."""
+    own = own_cgroup()
+    if own is None:
+        return None
+    parent = own / f"argosy-{os.getuid()}-{hashlib.blake2s(os.fsencode(runtime), digest_size=6).hexdigest()}"
+    try:
+        parent.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    if (parent / "cgroup.kill").exists():
+        return parent
+    parent.rmdir()
     return None
 
 

@@ -1,6 +1,6 @@
 """Judge a machine and an installation by what was measured on them.
 
-Pure: `measuring.py` measures. Each judgement is one line, and what to do if there is something to do.
+Pure: `doctor_measure.py` measures. Each judgement is one line, and what to do if there is something to do.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.process.upkeep.cleaning import format_bytes
+from argosy.process.upkeep.clean_plan import format_bytes
 
 TORCH = (2, 15)
 """The one that `Run` and the collectives need, and the newest that was tried."""

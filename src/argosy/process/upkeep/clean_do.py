@@ -1,6 +1,7 @@
 """Remove what `plan_cleaning` decided.
 
-A run's files go one by one, as they were listed: what appears meanwhile stays. Links are never followed.
+A run's files are removed one by one, as they were listed: a file that appears meanwhile stays.
+Links are never followed.
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from argosy.fabric import state_dir
 from argosy.process.host.messages import Shutdown
 from argosy.process.run.rundir import Owner, forget_run
 from argosy.process.terminal.client import ask, connect_agent
-from argosy.process.upkeep.cleaning import Removal
-from argosy.process.upkeep.remains import dead_cgroups, living_runs, lock_runtime, why_alive, why_shared
+from argosy.process.upkeep.clean_find import living_runs, lock_runtime, runtime_dirs, why_alive, why_shared
+from argosy.process.upkeep.clean_plan import Removal
 
 QUIT_S = 15.0
 _RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(\.\w+)?|exits|lifeline|runs")
@@ -26,32 +27,34 @@ _RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(
 
 def remove(removal: Removal) -> str:
     """Do what was decided; returns why it could not be done, or ""."""
+    path = Path(removal.item.path)
     try:
-        match removal.kind:
+        match removal.item.kind:
             case "run":
-                return _remove_run(Path(removal.path), removal.files, whole=removal.action == "remove")
+                return _remove_run(path, [file.path for file in removal.files], whole=removal.action == "remove")
             case "daemons":
-                return _stop_daemons(Path(removal.path))
-            case "runtime":
-                return _remove_runtime(Path(removal.path))
-            case "segments" | "cache":
-                shutil.rmtree(removal.path)
-            case "cgroups":
-                for group in dead_cgroups():
-                    for folder in (*(path for path in group.iterdir() if path.is_dir()), group):
-                        folder.rmdir()  # The kernel refuses while anybody is in it.
-            case "index":
-                Path(removal.path).unlink(missing_ok=True)
+                return _stop_daemons(path)
+            case "leftover" if path in runtime_dirs():
+                return _remove_runtime(path)
+            case "leftover" if (path / "cgroup.procs").exists():
+                for folder in (*(each for each in path.iterdir() if each.is_dir()), path):
+                    folder.rmdir()  # The kernel refuses while a process is in it.
+            case _:
+                shutil.rmtree(path)
     except OSError as error:
-        return f"{error.strerror}: {error.filename or removal.path}"
+        return f"{error.strerror}: {error.filename or path}"
     except ArgosyError as error:
         return str(error)
     return ""
 
 
 def remove_empty() -> None:
-    """Remove the directories around what was removed, if nothing is in them any more."""
+    """Remove index entries of runs that are gone, and directories of Argosy's that are empty."""
     folders = [state_dir() / "runs", state_dir()]
+    with contextlib.suppress(OSError):
+        for entry in folders[0].iterdir():
+            if not Path(os.fsdecode(entry.read_bytes()), "run.json").exists():
+                entry.unlink(missing_ok=True)
     if "ARGOSY_RUNTIME_DIR" not in os.environ:
         folders.append(Path(f"/tmp/argosy-{os.getuid()}"))
     for folder in folders:
@@ -60,8 +63,8 @@ def remove_empty() -> None:
 
 
 def _remove_run(directory: Path, files: list[str], *, whole: bool) -> str:
-    """Remove the files that were listed, then the folders that are empty; last the claim on the directory."""
-    if alive := why_alive(directory):  # It may have been launched again while a person was asked.
+    """Remove the files that were listed, then empty folders; last the claim on the directory."""
+    if alive := why_alive(directory):  # It may have been launched again while the user was asked.
         return alive
     claim = directory / "owner.json"
     claim.unlink(missing_ok=True)
@@ -73,7 +76,7 @@ def _remove_run(directory: Path, files: list[str], *, whole: bool) -> str:
     except FileExistsError:
         return "a launch began meanwhile"
     except OSError:
-        pass  # A full disk is why one cleans.
+        pass  # A full disk is a reason to clean.
     trouble = ""
     real = directory.resolve()
     folders = {str(parent) for path in files for parent in Path(path).parents}
@@ -100,7 +103,7 @@ def _remove_run(directory: Path, files: list[str], *, whole: bool) -> str:
 
 
 def _folders(real: Path, known: set[str], whole: bool) -> list[Path]:
-    """The folders that files were removed from, or all if nothing shall stay; deepest first."""
+    """The folders that files were removed from, or all if nothing stays; deepest first."""
     found = {real / folder for folder in known - {"."}}
     found |= {path for path in (real / "logs").glob("*") if path.name.isdecimal() and not path.is_symlink()}
     if whole:
@@ -110,14 +113,14 @@ def _folders(real: Path, known: set[str], whole: bool) -> list[Path]:
 
 
 def _stop_daemons(runtime: Path) -> str:
-    """Ask idle daemons to go, and wait until they have."""
+    """Stop idle daemons, and wait until they are gone."""
     if living_runs(runtime) != {}:
         return "a run began meanwhile"
     link = connect_agent(runtime)
     ask(link, Shutdown("argosy clean"))
     link.close()
     deadline = time.monotonic() + QUIT_S
-    while runtime.exists():
+    while (runtime / "warden.lock").exists():
         if time.monotonic() > deadline:
             raise DeadlinePassed("the end of the warden", QUIT_S)
         time.sleep(0.01)
@@ -125,9 +128,9 @@ def _stop_daemons(runtime: Path) -> str:
 
 
 def _remove_runtime(runtime: Path) -> str:
-    """Remove what dead daemons left; their lock is held meanwhile, so that no new one starts in it."""
+    """Remove the directory of killed daemons; their lock is held meanwhile, so that no new one starts in it."""
     if strangers := [name for name in os.listdir(runtime) if not _RUNTIME_FILE.fullmatch(name)]:
-        return f"it holds what Argosy did not write: {strangers[0]}"
+        return f"it holds a file that Argosy did not write: {strangers[0]}"
     lock = lock_runtime(runtime)
     if lock is None and (runtime / "warden.lock").exists():
         return "a warden started meanwhile"

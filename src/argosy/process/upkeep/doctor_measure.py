@@ -20,8 +20,8 @@ from argosy.core import ConfigError
 from argosy.fabric import runtime_dir
 from argosy.process.evidence.stacks import find_py_spy
 from argosy.process.rank.cgroup import find_parent
-from argosy.process.upkeep.checkup import Measured
-from argosy.process.upkeep.remains import find_leftovers
+from argosy.process.upkeep.clean_find import find_leftovers
+from argosy.process.upkeep.doctor_judge import Measured
 
 LOOKUP_S = 2.0
 IMPORT_S = 120.0
@@ -41,7 +41,7 @@ def measure_machine() -> Measured:
     disk = shutil.disk_usage(runs)
     native, native_error = _find_native()
     loopback_error = _try_loopback()
-    left = [each for each in find_leftovers(everything=False) if each.kind in ("runtime", "segments")]
+    left = find_leftovers()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lookup.join(max(0.0, LOOKUP_S - (time.monotonic() - lookup.began)))
     torch, torch_import_s, torch_error = _end_import(importing)
