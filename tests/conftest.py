@@ -2,19 +2,35 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from console import Console, terminal, until
+from console import Console, cold_terminal, leave_shared_home, terminal, until
+
+# A shell ignores SIGINT for its background jobs, and what they start would too: ctrl-c is tested all the same.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish() -> None:
+    leave_shared_home()
 
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Console]:
-    """A terminal in an empty directory, with daemons of its own."""
+    """A terminal in an empty directory, on the daemons of all tests of this worker."""
     with terminal(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def cold_console(tmp_path: Path) -> Iterator[Console]:
+    """A terminal in an empty directory, with daemons of its own."""
+    with cold_terminal(tmp_path) as opened:
         yield opened
 
 

@@ -1,11 +1,18 @@
-"""Drive the `argosy` command as a user would: a terminal with a runtime directory and an index of its own."""
+"""Drive the `argosy` command as a user would.
 
+Daemons start once for all tests of a worker: `terminal` opens a terminal on them, in a directory of its own, and fails
+if anything of a run is left when it is closed. `cold_terminal` has daemons of its own, where those are the subject.
+"""
+
+import functools
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +24,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from click.testing import CliRunner
+
+from argosy.cli.ps import command as ps_command
+from argosy.core import ArgosyError
+from argosy.fabric import connect
+from argosy.process.host.messages import ListRuns, Runs, to_client
+from argosy.process.terminal.client import ask
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 T = TypeVar("T")
@@ -39,7 +53,7 @@ class Ended:
 
 @dataclass
 class Console:
-    """One user's terminal. Leaving it stops all daemons, and fails if anything is left."""
+    """One user's terminal."""
 
     cwd: Path
     env: dict[str, str]
@@ -92,10 +106,10 @@ class Console:
         return command
 
     def ps(self, name: str) -> dict[str, Any]:
-        """What `argosy ps --all --json` says of one run, or an empty dict."""
-        listing = self.argosy("ps", "--all", "--json")
-        assert listing.code == 0, listing.text
-        runs: list[dict[str, Any]] = json.loads(listing.out)
+        """What `argosy ps --all --json` says of one run, or an empty dict; asked in this process, since tests poll."""
+        listing = CliRunner(env=self.env).invoke(ps_command, ["--all", "--json"], catch_exceptions=False)
+        assert listing.exit_code == 0, listing.output
+        runs: list[dict[str, Any]] = json.loads(listing.output)
         return next((run for run in runs if run["name"] == name), dict[str, Any]())
 
     def pid(self, name: str, rank: int, generation: int = 0) -> int:
@@ -174,6 +188,16 @@ def until(ask: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
     return answer
 
 
+def free_port() -> int:
+    """A port that is free, and stays so until it is used: the kernel hands out none of these by itself."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(first - 8000, first), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports in a row are taken")
+
+
 def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[str]:
     """Wait until a line in `file` matches."""
 
@@ -189,30 +213,140 @@ def said(file: Path, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[s
     return match
 
 
-@contextmanager
-def terminal(cwd: Path, python: str = sys.executable) -> Generator[Console]:
-    """Open a terminal in `cwd`; when left, nothing that it started may remain."""
+@dataclass
+class Home:
+    """Where daemons live: their runtime directory, their index of runs, their caches."""
+
+    base: Path
+    env: dict[str, str]
+
+    @property
+    def index(self) -> Path:
+        return Path(self.env["XDG_STATE_HOME"], "argosy", "runs")
+
+    def console(self, cwd: Path, python: str = sys.executable) -> Console:
+        return Console(cwd, dict(self.env), self.base / "r", python)
+
+
+def make_home() -> Home:
     # Short: the path of a socket has at most 108 bytes. In the sandbox of `make test`, if there is one.
     base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))
     env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     env |= {"ARGOSY_RUNTIME_DIR": str(base / "r"), "XDG_STATE_HOME": str(base / "state")}
     env |= {"XDG_CACHE_HOME": str(base / "cache"), "COLUMNS": "120"}
-    console = Console(cwd, env, base / "r", python)
+    return Home(base, env)
+
+
+def leave_home(home: Home) -> None:
+    """Stop the daemons; fail if a process or a segment is left."""
+    try:
+        close(home.console(Path("/")))
+    finally:
+        shutil.rmtree(home.base, ignore_errors=True)
+
+
+shared_home = functools.cache(make_home)
+"""The daemons of all tests of this worker. The first run starts them."""
+
+
+def leave_shared_home() -> None:
+    """End them, if there are any: the worker ends, or a test left something behind."""
+    if shared_home.cache_info().currsize:
+        home = shared_home()
+        shared_home.cache_clear()
+        leave_home(home)
+
+
+@contextmanager
+def terminal(cwd: Path, python: str = sys.executable) -> Generator[Console]:
+    """Open a terminal in `cwd`; when it is left, nothing that it started may remain but daemons."""
+    home = shared_home()
+    console = home.console(cwd, python)
+    runs, before, index = living(console), footprint(console), entries(home.index)
+    try:
+        yield console
+    finally:
+        try:
+            settle(console, runs, before)
+        except BaseException:
+            leave_shared_home()
+            raise
+        for entry in set(entries(home.index)) - set(index):
+            entry.unlink(missing_ok=True)
+
+
+def settle(console: Console, runs: set[str], before: set[str]) -> None:
+    """End what a terminal started; fail if something of it is left then."""
+    end_commands(console)
+    for directory in living(console) - runs:
+        stopped = console.argosy("stop", directory)
+        assert stopped.code == 0 or directory not in living(console), stopped.text
+    try:
+        until(lambda: not footprint(console) - before, "nothing but daemons", 30.0)
+    except AssertionError:
+        raise AssertionError("left behind:\n" + "\n".join(footprint(console) - before)) from None
+
+
+def footprint(console: Console) -> set[str]:
+    """What there is of runs: processes that are no daemons of a living agent, files of runs, shared memory."""
+    agent = ask_agent(console)
+    spared = {daemon.pid for daemon in agent.daemons} if agent else set[int]()
+    processes = {line for line in console.leftovers() if int(line.split()[0]) not in spared}
+    return processes | {
+        str(path) for folder in (console.runtime / "runs", console.segments) for path in entries(folder)
+    }
+
+
+def living(console: Console) -> set[str]:
+    """The directories of the runs that live."""
+    agent = ask_agent(console)
+    return {run.directory for run in agent.runs} if agent else set()
+
+
+def entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def ask_agent(console: Console) -> Runs | None:
+    """What the agent knows; None if there is none right now."""
+    try:
+        link = connect(console.runtime / "agent.sock", to_client, "the agent")
+    except ArgosyError:
+        return None
+    try:
+        answer = ask(link, ListRuns(), timeout_s=10.0)
+    except ArgosyError:
+        return None
+    finally:
+        link.close()
+    assert isinstance(answer, Runs)
+    return answer
+
+
+@contextmanager
+def cold_terminal(cwd: Path, python: str = sys.executable) -> Generator[Console]:
+    """Open a terminal in `cwd` that has no daemons yet; when it is left, nothing that it started may remain."""
+    home = make_home()
+    console = home.console(cwd, python)
     try:
         yield console
     finally:
         try:
             close(console)
         finally:
-            shutil.rmtree(base, ignore_errors=True)
+            shutil.rmtree(home.base, ignore_errors=True)
 
 
-def close(console: Console) -> None:
-    """Stop everything; fail if a process or a segment is left."""
+def end_commands(console: Console) -> None:
     for command in console.started:
         if command.poll() is None:
             command.terminate()
             command.wait(PATIENCE_S)
+
+
+def close(console: Console) -> None:
+    """Stop everything; fail if a process or a segment is left."""
+    end_commands(console)
     stopped = console.argosy("stop", "--all")
     try:
         until(lambda: not console.leftovers(), "all processes gone", 15.0)

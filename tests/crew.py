@@ -1,17 +1,16 @@
-"""Run a script as several ranks of one argosy group, forked from a fresh interpreter that has torch.
+"""Run a script as several ranks of one argosy group, forked from a process that has torch.
 
 The script is run in each rank with `rank`, `size`, `torch`, `dist`, and `form()`, which makes the default group
 with the backend `argosy`; the store lives in another process, as an agent's does. What a rank prints is returned.
 """
 
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+
+from warm import warm
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -105,13 +104,12 @@ def crews(
         if not compiled:
             environment["ARGOSY_NATIVE"] = "0"
         told = [f"{size}:{round}" for size, round in parties]
-        command = [sys.executable, "-c", _PARENT, directory, str(script), " ".join(preload), *told]
-        parent = subprocess.Popen(command, env=environment, start_new_session=True)
+        command = [*warm(), "-c", _PARENT, directory, str(script), " ".join(preload), *told]
+        parent = subprocess.Popen(command, env=environment)
         try:
             code = parent.wait(280)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(parent.pid, signal.SIGKILL)
+            parent.kill()  # The ranks with it.
             parent.wait()
         said = [
             [Path(directory, f"out{index}-{rank}").read_text() for rank in range(size)]

@@ -3,18 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from console import Console, terminal, until
+from console import Console, ask_agent, until
 
-from argosy.core import ArgosyError
-from argosy.fabric import connect
-from argosy.process.host.messages import ListRuns, RankInfo, RunInfo, Runs, to_client
-from argosy.process.terminal.client import ask
+from argosy.process.host.messages import RankInfo, RunInfo, Runs
 
 WAITS = """
 import os, sys, time
@@ -26,13 +21,6 @@ print(f"rank {rank} goes", flush=True)
 sys.exit(int(sys.argv[1:][int(rank)]) if len(sys.argv) > 1 else 0)
 """
 """Ranks that wait for the file `go`, then exit with the code at their place."""
-
-
-@contextmanager
-def office(path: Path) -> Iterator[Console]:
-    """A terminal whose daemons many tests share; each takes a `desk` of its own."""
-    with terminal(path) as console:
-        yield console
 
 
 def desk(console: Console, cwd: Path) -> Console:
@@ -49,22 +37,7 @@ def script(console: Console, text: str) -> str:
 
 def look(console: Console) -> Runs:
     """What the agent knows; waits for the next agent if there is none right now."""
-
-    def try_it() -> Runs | None:
-        try:
-            link = connect(console.runtime / "agent.sock", to_client, "the agent")
-        except ArgosyError:
-            return None
-        try:
-            answer = ask(link, ListRuns(), timeout_s=10.0)
-        except ArgosyError:
-            return None
-        finally:
-            link.close()
-        assert isinstance(answer, Runs)
-        return answer
-
-    answer = until(try_it, "an agent that answers")
+    answer = until(lambda: ask_agent(console), "an agent that answers")
     assert answer is not None
     return answer
 
@@ -104,19 +77,6 @@ def ranks(console: Console, name: str, generation: int = 0, count: int = 2) -> l
         return alive if sum(rank.generation >= generation for rank in alive) >= count else []
 
     return until(find, f"{count} ranks of {name} in generation {generation}")
-
-
-def idle(console: Console) -> None:
-    """Wait until no run is alive; nothing of one may be left then but the daemons."""
-    until(lambda: not look(console).runs, "the end of all runs")
-    folders = [console.runtime / "runs", console.segments]
-    assert [path for folder in folders if folder.exists() for path in folder.iterdir()] == []
-    spared = {daemon.pid for daemon in look(console).daemons} | {command.pid for command in console.started}
-
-    def left() -> list[str]:
-        return [line for line in console.leftovers() if int(line.split()[0]) not in spared]
-
-    until(lambda: not left(), "nothing but daemons", 5.0)
 
 
 def pause(seconds: float = 0.3) -> None:

@@ -1,15 +1,13 @@
 """Ranks are killed in forward, backward, collectives, votes and re-forming: the result is the undisturbed one."""
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from crew import SOURCE
+from warm import warm
 
 pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
 
@@ -22,13 +20,9 @@ def sail(wrapper: str, size: int, seeds: Sequence[int], *, compiled: bool = True
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {} if compiled else {"ARGOSY_NATIVE": "0"}
     voyages = [f"{wrapper}:{size}:{seed}" for seed in (0, *seeds)]
-    command = [sys.executable, str(VOYAGE), *voyages]
-    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        out, _ = run.communicate(timeout=timeout_s)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
+    command = [*warm(), str(VOYAGE), *voyages]
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout_s)
+    out = run.stdout
     lines = [line.split() for line in out.splitlines()]
     assert run.returncode == 0, out
     assert [line[0] for line in lines] == voyages

@@ -1,22 +1,16 @@
-"""Daemons that the tests of a file share, and a desk of its own for each test."""
+"""A terminal whose daemons are up, with a script that waits."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console import Console
-from daemons import desk, idle, office
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        yield console
+from console import Console, ask_agent, terminal
+from daemons import desk
 
 
 @pytest.fixture
-def host(shared: Console, tmp_path: Path) -> Iterator[Console]:
-    """An empty directory; when it is left, nothing runs and nothing of a run is left."""
-    console = desk(shared, tmp_path)
-    yield console
-    idle(console)
+def host(tmp_path: Path) -> Iterator[Console]:
+    """An empty directory, with daemons up; when it is left, nothing runs and nothing of a run is left."""
+    with terminal(tmp_path) as console:
+        assert ask_agent(console) or console.argosy("run", "--", "true").code == 0
+        yield desk(console, tmp_path)

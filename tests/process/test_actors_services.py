@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from console import Console, until
+from console import Console, free_port, until
 from hands import Caller
 from meshes import owner
 
@@ -33,10 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> list[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     (tmp_path / "server.py").write_text(SERVER)
-    return [sys.executable, str(tmp_path / "server.py"), str(port)]
+    return [sys.executable, str(tmp_path / "server.py"), str(free_port())]
 
 
 def greet(port: int) -> bytes:
@@ -76,8 +74,7 @@ def test_other_kinds_of_readiness(cluster: Cluster, server: list[str], ready: Lo
 
 def test_an_unhealthy_service_is_replaced(cluster: Cluster, tmp_path: Path):
     """Its port closes while its process lives."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "sick.py").write_text(
         "import os, socket, sys, time\n"
         "listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"

@@ -186,7 +186,8 @@ def agent_pid(console: Console) -> int:
     return next(daemon.pid for daemon in look(console).daemons if daemon.what == "agent")
 
 
-def test_when_all_supervisors_are_gone_the_kernel_ends_the_ranks_and_their_groups(console: Console):
+def test_when_all_supervisors_are_gone_the_kernel_ends_the_ranks_and_their_groups(cold_console: Console):
+    console = cold_console
     (console.cwd / "family.py").write_text(
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"

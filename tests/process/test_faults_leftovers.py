@@ -12,10 +12,10 @@ from daemons import WAITS, daemon, gone, kill, look, ranks
 
 
 @pytest.fixture
-def desk(console: Console) -> Console:
+def desk(cold_console: Console) -> Console:
     """A terminal with daemons of its own, since they come to harm."""
-    (console.cwd / "waits.py").write_text(WAITS)
-    return console
+    (cold_console.cwd / "waits.py").write_text(WAITS)
+    return cold_console
 
 
 def test_stop_all_ends_a_zygote_whose_warden_was_killed(desk: Console):

@@ -8,7 +8,8 @@ from daemons import ranks
 
 
 @pytest.mark.system
-def test_a_rank_killed_for_its_memory_is_named_so(small_memory: Path, console: Console):
+def test_a_rank_killed_for_its_memory_is_named_so(small_memory: Path, cold_console: Console):
+    console = cold_console  # Its daemons are in the cgroup.
     (console.cwd / "eats.py").write_text(
         "import os, time\n"
         "while not os.path.exists('go'): time.sleep(0.01)\n"

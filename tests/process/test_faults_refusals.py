@@ -14,17 +14,10 @@ from pathlib import Path
 
 import pytest
 from console import Console, Ended, said, until
-from daemons import daemon, look, office, ranks
+from daemons import daemon, look, ranks
 
 ROOT = os.getuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="only root can mount, or become somebody else")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
-        assert console.argosy("run", "--", "true").code == 0
-        yield console
 
 
 def is_clear(ended: Ended, *words: str) -> None:
@@ -201,10 +194,10 @@ def test_a_working_directory_that_was_removed_is_named(host: Console):
     is_clear(host.run(["bash", "-c", words]), "the working directory cannot be used: No such file or directory")
 
 
-def test_few_descriptors_are_enough_for_a_rank(console: Console):
-    (console.cwd / "s.py").write_text("print('alive')\n")
-    words = f"ulimit -n 100; exec {console.python} -m argosy run s.py"
-    ended = console.run(["bash", "-c", words])
+def test_few_descriptors_are_enough_for_a_rank(cold_console: Console):
+    (cold_console.cwd / "s.py").write_text("print('alive')\n")
+    words = f"ulimit -n 100; exec {cold_console.python} -m argosy run s.py"
+    ended = cold_console.run(["bash", "-c", words])
     assert (ended.code, "alive" in ended.text) == (0, True), ended.text
 
 

@@ -42,7 +42,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """One terminal for the file: its daemons stay warm between the scripts."""
+    """One terminal for the file, in a copy of the scripts."""
     place = tmp_path_factory.mktemp("parity") / "scripts"
     shutil.copytree(SCRIPTS, place, ignore=shutil.ignore_patterns("__pycache__"))
     (place / "broken.py").write_text("import os\n\ndef f(:\n    pass\n")
@@ -110,13 +110,10 @@ def test_a_users_module_wins_over_one_of_ours_with_its_name(shared: Console) -> 
 def test_the_environment_is_the_users_plus_our_own(shared: Console) -> None:
     """No variable of torchrun's: a script without -n may start its own ranks, or be one of another launcher's."""
     (shared.cwd / "environ.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n")
-    shared.env |= {"A_USERS_OWN": "caf\u00e9 = 1", "RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
-    try:
-        plain, ours = both(shared, "environ.py")
-        numbered = shared.argosy("run", "-n", "1", "environ.py")
-    finally:
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
-            del shared.env[name]
+    env = {"A_USERS_OWN": "caf\u00e9 = 1", "RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
+    plain = shared.run([shared.python, "environ.py"], env=env)
+    ours = shared.argosy("run", "environ.py", env=env)
+    numbered = shared.argosy("run", "-n", "1", "environ.py", env=env)
     before, after = (pairs(ended) for ended in (plain, ours))
     assert {name: value for name, value in after.items() if not name.startswith("ARGOSY_")} == {
         name: value for name, value in before.items() if not name.startswith("ARGOSY_")

@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console import Console, Ended, said
-from daemons import office, pause, script
+from console import Console, Ended, said, terminal
+from daemons import pause, script
 
 from argosy.core import RankId
 from argosy.process.run import facts
 from argosy.process.terminal.tell import Teller
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with office(tmp_path_factory.mktemp("office")) as console:
+@pytest.fixture(scope="module", autouse=True)
+def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run that has ended."""
+    with terminal(tmp_path_factory.mktemp("first")) as console:
         (console.cwd / "s.py").write_text("print('hello')\n")
         assert console.argosy("run", "--name", "first", "s.py").code == 0
-        yield console
+        yield
 
 
 def to_full_disk(console: Console, *words: str) -> Ended:

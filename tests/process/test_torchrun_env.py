@@ -1,12 +1,11 @@
 """Every variable and habit of torchrun that a script may lean on, seen in the ranks of `argosy run`."""
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from console import Console, terminal
+from console import Console, free_port, terminal
 
 SCRIPT = """\
 import json, os, sys
@@ -79,10 +78,3 @@ def test_the_master_port_asked_for_is_used(console: Console) -> None:
     ended = console.argosy("run", "-n", "2", "--master-port", port, "meet.py")
     assert ended.code == 0, ended.text
     assert f"met 2 {port}" in ended.out.decode()
-
-
-def free_port() -> int:
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
