@@ -1,13 +1,10 @@
-# Each target does its own set-up: `make help` lists them.
-#
-#   PYTHON=/path/to/bin/python   borrow an environment that has torch instead of downloading it
-#   ARGOSY_NATIVE=0              leave the Rust extension out
+# Each target sets up what it needs; `make help` lists them.
 
 SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv/bin/python
-# Any Python 3 can start the script, which looks for the right one itself.
-SCRIPTS := $(firstword $(PYTHON) $(shell command -v python3 || command -v python || echo python3))
+# Python may write .pyc files: uv installs none, and without them every start compiles torch's modules.
+unexport PYTHONDONTWRITEBYTECODE
 SANDBOX := $(VENV) tools/sandbox.py
 PYTEST := $(SANDBOX) $(VENV) -m pytest
 RUFF := $(VENV) -m ruff
@@ -17,20 +14,32 @@ FAST := not system and not soak
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo         four ranks train, one is killed, the run goes on; sets up .venv when needed"
-	@echo "make test         check, then all tests that need neither root nor Debian packages"
-	@echo "make test-system  as root: installs Debian packages, tests with real components"
-	@echo "make check        ruff, pyright, rustfmt, clippy, the tidy test"
-	@echo "make bench        side-by-side benchmarks"
-	@echo "make soak         faults at random for long"
-	@echo "make docs         check the links of README.md and docs/"
-	@echo "PYTHON=...        borrow an environment that has torch instead of downloading 2.7 GB"
+	@echo "make demo         train on four ranks, kill some, compare the result"
+	@echo "make test         make check, then the tests that need no root"
+	@echo "make test-system  as root: install Debian packages, run the tests that need them"
+	@echo "make check        ruff, pyright, rustfmt, clippy, and this code's own rules"
+	@echo "make bench        compare Argosy with torchrun and others, side by side"
+	@echo "make soak         inject random faults for up to an hour"
+	@echo "make docs         check the links in README.md and docs/"
+	@echo
+	@echo "The first call downloads up to 3 GB into .venv; it says how much first."
+	@echo "PYTHON=/path/to/bin/python   borrow torch from another environment instead"
+	@echo "ARGOSY_NATIVE=0              skip the Rust extension"
+
+# Any Python from 3.11 on can run the set-up.
+define set_up
+	@for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$name -c 'import sys, venv; $(if $(PYTHON),,import ensurepip;) sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	exec $$name tools/environment.py $(1) $(PYTHON); fi; done; \
+	echo "Python 3.11 or later with venv is needed; python3 is $$(python3 --version 2>/dev/null || echo missing)"; \
+	echo "hint: on Debian, apt-get install python3 python3-venv"; exit 1
+endef
 
 environment:
-	@command -v $(SCRIPTS) >/dev/null || { echo "$(SCRIPTS) is not found; Python 3.11 or later is needed: on Debian, apt-get install python3 python3-venv"; exit 1; }
-	@$(SCRIPTS) tools/environment.py $(PYTHON)
+	$(call set_up,dev)
 
-demo: environment
+demo:
+	$(call set_up,demo)
 	@$(VENV) examples/demo.py
 
 check: environment
@@ -54,7 +63,7 @@ test-system: environment
 	@echo "== make test-system: passed"
 
 bench: environment
-	@set -e; for name in launch failures researcher data collectives calls train checkpoint; do echo "== bench/$$name.py"; $(VENV) bench/$$name.py; done
+	@$(VENV) bench/run.py
 
 soak: environment
 	@$(PYTEST) -v -m soak

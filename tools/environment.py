@@ -1,34 +1,38 @@
-"""Make `.venv` in this clone, ready to run the demo and the tests; do nothing if it already is.
+"""Set up `.venv` in this clone; do nothing if it is up to date.
 
-    python3 tools/environment.py [PYTHON]
+    python3 tools/environment.py demo|dev [PYTHON]
 
-PYTHON names an interpreter whose environment has torch: `.venv` then borrows its packages and adds what is
-missing, and nothing is installed into it. Without it torch is downloaded. Standard library only.
+`demo` installs Argosy and torch, `dev` adds the test tools. PYTHON names an interpreter whose environment has torch:
+`.venv` then borrows its packages, and nothing is installed into it. Needs Python 3.11 and only its standard library.
 """
-
-from __future__ import annotations  # An older Python must get as far as saying so.
 
 import hashlib
 import json
 import os
-import queue
 import shutil
 import subprocess
 import sys
-import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
+
+from pip_settings import for_uv, read_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "argosy-stamp.json"
-TEMPORARY = ROOT / ".cache" / "tmp"
+CACHE = ROOT / ".cache"
+LOG = CACHE / "environment.log"
 SOURCES = ["pyproject.toml", "setup.py", "tools/environment.py", "native/Cargo.toml", "native/Cargo.lock"]
-OLDEST = (3, 11)
-HEARTBEAT_S = 8.0
-FREE_GB_MIN = 9.0
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TORCH: str = PROJECT["project"]["optional-dependencies"]["demo"][0]
+PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+TERMINAL_S, PIPE_S = 0.5, 8.0
+"""How often progress is shown."""
+GB = {TORCH: (3.0, 5.4), f"{TORCH}+cpu": (0.3, 1.2), "": (0.1, 0.2), "dev": (0.2, 0.8)}
+"""What is downloaded and what it takes on disk, on Linux."""
 TOOLS = ["ruff", "py-spy"]
 """Programs, not Python scripts: in a borrowed environment they are linked into `.venv/bin`."""
 
@@ -78,66 +82,58 @@ def fingerprint() -> str:
 
 def read_stamp() -> dict[str, Any]:
     try:
-        return json.loads(STAMP.read_text()) if PYTHON.exists() else {}
+        return {"kind": "dev", **json.loads(STAMP.read_text())} if describe(str(PYTHON)) else {}
     except (OSError, ValueError):
         return {}
 
 
-def choose_base(asked: str) -> tuple[str, dict[str, Any]]:
-    """The interpreter that `.venv` is made from."""
-    names = [asked] if asked else ["python3", "python3.13", "python3.12", "python3.11", "/usr/bin/python3"]
-    seen: list[str] = []
-    for name in names:
-        path = shutil.which(name)
-        facts = describe(path) if path else None
-        if not path or facts is None:
-            seen.append(f"{name}: not found or does not run")
-        elif tuple(facts["version"]) < OLDEST:
-            seen.append(f"{name}: is Python {'.'.join(map(str, facts['version']))}, 3.11 or later is needed")
-        elif not facts["venv"] or not (facts["ensurepip"] or facts["pip"]):
-            seen.append(f"{name}: cannot make environments (on Debian: apt-get install python3-venv)")
-        elif asked and not facts["torch"]:
-            seen.append(f"{name}: has no torch; leave PYTHON out and it is downloaded")
-        else:
-            return os.path.abspath(path), facts
-    stop("no usable Python\n  " + "\n  ".join(seen))
+def check_base(base: str, borrow: bool) -> dict[str, Any]:
+    """Describe the interpreter that `.venv` is made from, or stop if it does not serve."""
+    facts = describe(base)
+    if facts is None:
+        stop(f"PYTHON does not run: {base}")
+    if tuple(facts["version"]) < (3, 11):
+        stop(f"Python 3.11 or later is needed: {base} is {'.'.join(map(str, facts['version']))}")
+    if not facts["venv"] or not (facts["ensurepip"] or facts["pip"]):
+        stop(f"{base} cannot make environments\nhint: on Debian, apt-get install python3-venv")
+    if borrow and not facts["torch"]:
+        stop(f"PYTHON has no torch: {base}\nhint: without PYTHON= torch is downloaded")
+    return facts
 
 
-def run_loudly(command: list[str], what: str) -> None:
-    """Run a command with its output shown, and a line whenever it was silent for a while."""
-    free = shutil.disk_usage(ROOT).free
-    started = time.monotonic()
-    TEMPORARY.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(TEMPORARY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        assert process.stdout
-        for line in process.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=HEARTBEAT_S)
-        except queue.Empty:
+def run(command: list[str], what: str, variables: dict[str, str] | None = None) -> bool:
+    """Run a command with its output in the log and one line of progress. False if it fails."""
+    live = sys.stdout.isatty()
+    free, started, shown = shutil.disk_usage(ROOT).free, time.monotonic(), time.monotonic()
+    environment = {**os.environ, "TMPDIR": str(CACHE / "tmp"), **(variables or {})}
+    with LOG.open("a") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        while True:
+            try:
+                code = process.wait(TERMINAL_S)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+            except KeyboardInterrupt:
+                process.wait()  # The terminal sent it the same Ctrl-C.
+                raise
+            now = time.monotonic()
             written = max(0, free - shutil.disk_usage(ROOT).free) / 1e9
-            say(f"{what}: {time.monotonic() - started:.0f} s, {written:.1f} GB written so far")
-            continue
-        if line is None:
-            break
-        if not line.startswith("Requirement already satisfied"):
-            print(line, end="", flush=True)
-    if process.wait() != 0:
-        stop(f"{what} failed; the lines above say why. Again: make demo, or make test")
+            line = f"environment: {what}: {now - started:.0f} s, {written:.1f} GB written"
+            if live:
+                print(f"\r{line}\x1b[K", end="", flush=True)
+            elif now - shown >= PIPE_S:
+                shown = now
+                print(line, flush=True)
+    if live:
+        print("\r\x1b[K", end="", flush=True)
+    return code == 0
+
+
+def must_run(command: list[str], what: str, hint: str = "the log above says why") -> None:
+    if not run(command, what):
+        tail = "".join(f"  {line}\n" for line in LOG.read_text(errors="replace").splitlines()[-15:])
+        stop(f"{what} failed; the end of {LOG.relative_to(ROOT)}:\n{tail}hint: {hint}")
 
 
 def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
@@ -145,8 +141,7 @@ def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
     shutil.rmtree(VENV, ignore_errors=True)
     # A borrowed pip works in `.venv` too, and ensurepip would put an old setuptools before the borrowed one.
     without_pip = borrow and facts["pip"]
-    command = [base, "-m", "venv", *(["--without-pip"] if without_pip else []), str(VENV)]
-    run_loudly(command, "making .venv")
+    must_run([base, "-m", "venv", *(["--without-pip"] if without_pip else []), str(VENV)], "making .venv")
     if not borrow:
         return
     made = describe(str(PYTHON))
@@ -156,22 +151,49 @@ def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
     (Path(made["paths"][0]) / "zz-borrowed.pth").write_text("\n".join(lines) + "\n")
 
 
-def install(borrow: bool) -> None:
-    """Install Argosy in place, and what its development needs."""
-    import tomllib
+def choose_torch(pip: list[str]) -> str:
+    """The torch to install: without CUDA if a configured index has one."""
+    listing = subprocess.run([*pip, "index", "versions", "torch"], capture_output=True, text=True)
+    cpu = f"{TORCH}+cpu"
+    return cpu if cpu.partition("==")[2] in listing.stdout else TORCH
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = project["optional-dependencies"]["dev"]
-    if borrow:
-        needed = [name for name in needed if not name.startswith("torch")]
-    build = [name for name in needed if name.startswith("setuptools")]
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-input"]
-    run_loudly([*pip, *build], "installing the build tools")
+
+def install(kind: str, borrow: bool, torch: str) -> None:
+    """Install Argosy in place and what it needs, with uv if that works: it takes a quarter of pip's time."""
+    extras = [*([] if borrow else ["demo"]), *(["dev"] if kind == "dev" else [])]
+    wanted = ["--no-build-isolation", "-e", f".[{','.join(extras)}]" if extras else ".", *([torch] if torch else [])]
+    tools = PROJECT["build-system"]["requires"]
     for old in (ROOT / "src" / "argosy").glob("_native*.so"):
         old.unlink()  # An extension that is not built now must not be found later.
-    # Build isolation would download the build tools again, each time.
-    native = ", compiling its Rust extension (a minute or two)" if builds_native() else ""
-    run_loudly([*pip, "--no-build-isolation", "-e", str(ROOT), *needed], f"installing Argosy and its tools{native}")
+    if not borrow:  # uv does not see borrowed packages and would install them again.
+        if not run([*PIP, "install", "uv", *tools], "installing uv"):
+            say("uv cannot be installed; using pip, which is slower")
+        elif install_with_uv([*wanted, *(["--compile-bytecode"] if kind == "dev" else [])]):
+            return
+    must_run([*PIP, "install", *tools], "installing the build tools")
+    # Build first: an error of the compiler is better found before long downloads.
+    build = [*PIP, "install", "--no-deps", "--no-build-isolation", "-e", "."]
+    must_run(build, "building Argosy", "ARGOSY_NATIVE=0 skips the Rust extension")
+    must_run([*PIP, "install", *wanted], "installing with pip")
+
+
+def install_with_uv(wanted: list[str]) -> bool:
+    """Install with uv under pip's settings, or say why not."""
+    options, variables, unknown = for_uv(read_settings(PIP))
+    if unknown:
+        say(f"uv has no equivalent of pip's setting {unknown[0]}; using pip, which is slower")
+        return False
+    uv = str(VENV / "bin" / "uv")
+    cache = Path(subprocess.run([uv, "cache", "dir"], capture_output=True, text=True).stdout.strip())
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    if existing.stat().st_dev != ROOT.stat().st_dev:
+        variables["UV_CACHE_DIR"] = str(CACHE / "uv")  # uv links files from its cache, within one file system only.
+    # Without --reinstall-package uv would not see that Rust code changed.
+    command = [uv, "pip", "install", "--python", str(PYTHON), "--reinstall-package", "argosy", *options, *wanted]
+    done = run(command, "installing with uv", variables)
+    if not done:
+        say(f"uv failed (see {LOG.relative_to(ROOT)}); using pip, which is slower")
+    return done
 
 
 def link_tools(scripts: str) -> None:
@@ -181,50 +203,58 @@ def link_tools(scripts: str) -> None:
             ours.symlink_to(theirs)
 
 
-def announce(base: str, facts: dict[str, Any], borrow: bool) -> None:
+def announce(kind: str, torch: str) -> None:
     """Say what will be downloaded, before it is."""
-    if borrow:
-        say(f"torch {facts['torch']} is borrowed from {base}, which stays as it is")
-        say("downloading at most 0.2 GB: what is missing there goes into .venv")
-    else:
-        on_linux = sys.platform == "linux" and os.uname().machine == "x86_64"
-        size = "about 3.0 GB (2.7 of it torch), 5.5 GB unpacked" if on_linux else "up to 3 GB, most of it torch"
-        say(f"downloading {size}, into .venv and pip's cache")
-        say("with an environment that has torch: make demo PYTHON=/path/to/its/bin/python")
+    sizes = [GB[torch], *([GB["dev"]] if kind == "dev" else [])]
+    download, disk = (sum(size) for size in zip(*sizes, strict=True))
+    what = "torch without CUDA" if torch.endswith("+cpu") else "mostly torch" if torch else "packages"
+    say(f"downloading up to {download:.1f} GB ({what}), which take {disk:.1f} GB on disk")
+    if torch:
+        say("to borrow torch instead: make demo PYTHON=/path/to/bin/python")
         free = shutil.disk_usage(ROOT).free / 1e9
-        if free < FREE_GB_MIN:
-            stop(f"not enough space: {free:.1f} GB are free in {ROOT}, {FREE_GB_MIN:.0f} GB are needed")
+        if free < download + disk:
+            stop(f"not enough disk space: {free:.1f} GB free, {download + disk:.1f} GB needed: {ROOT}")
     if builds_native():
-        say("cargo is found: building the Rust extension, 0.01 GB of crates (ARGOSY_NATIVE=0 leaves it out)")
+        say("building the Rust extension with cargo (ARGOSY_NATIVE=0 skips it)")
     else:
-        say("the Rust extension is left out (no cargo, or ARGOSY_NATIVE=0): its Python reference serves")
+        say("no cargo, or ARGOSY_NATIVE=0: slower Python code replaces the Rust extension")
 
 
 def main() -> None:
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
-    stamp = read_stamp()
+    kind, asked = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    stamp, current = read_stamp(), fingerprint()
     # Without PYTHON= an environment once made with it stays in use.
-    asked = asked or (stamp.get("base", "") if stamp.get("borrow") else "")
-    print_now = fingerprint()
-    same_base = stamp and (not asked or os.path.abspath(shutil.which(asked) or asked) == stamp["base"])
-    if same_base and stamp["fingerprint"] == print_now and describe(str(PYTHON)):
+    asked = os.path.abspath(shutil.which(asked) or asked) if asked else stamp["base"] if stamp.get("borrow") else ""
+    reuse = bool(stamp) and (not asked or asked == stamp["base"])
+    if reuse and stamp["fingerprint"] == current and stamp["kind"] in (kind, "dev"):
         return
-    base, facts = choose_base(asked)
-    if sys.version_info < OLDEST:
-        os.execv(base, [base, __file__, *sys.argv[1:]])
-    borrow = bool(asked)
-    say(f"making .venv from {base} (Python {'.'.join(map(str, facts['version']))})")
-    announce(base, facts, borrow)
+    if reuse and stamp["kind"] == "dev":
+        kind = "dev"  # An update keeps the test tools up to date too.
+    borrow, base = bool(asked), asked or sys.executable
+    facts = check_base(base, borrow)
+    (CACHE / "tmp").mkdir(parents=True, exist_ok=True)
+    LOG.write_text("")
     started = time.monotonic()
-    if not (same_base and describe(str(PYTHON))):
+    version = ".".join(map(str, facts["version"]))
+    borrowed = f" and torch {facts['torch']}, borrowed" if borrow else ""
+    say(f"{'updating' if reuse else 'making'} .venv with Python {version}{borrowed}: {base}")
+    if not reuse:
         make_venv(base, facts, borrow)
     STAMP.unlink(missing_ok=True)
-    install(borrow)
+    made = describe(str(PYTHON))
+    assert made
+    has_torch = borrow or made["torch"].partition("+")[0] == TORCH.partition("==")[2]
+    torch = "" if has_torch else choose_torch(PIP)
+    announce(kind, torch)
+    install(kind, borrow, torch)
     if borrow:
         link_tools(facts["scripts"])
-    STAMP.write_text(json.dumps({"fingerprint": print_now, "base": base, "borrow": borrow}))
+    STAMP.write_text(json.dumps({"fingerprint": current, "base": base, "borrow": borrow, "kind": kind}))
     say(f"ready after {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        stop("interrupted")
