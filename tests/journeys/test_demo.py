@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 from console import REPOSITORY, Console, Ended, terminal
 
-SHOWN = ["steps", "killed", "back after", "steps lost +0", "final loss", "final weights", "undisturbed +the same"]
+SHOWN = [
+    "steps +150 of 150",
+    "killed +rank 2",
+    r"recovered in +[\d.]+ s, [\d.]+ s$",
+    "steps lost +0$",
+    "final loss",
+    r"final weights +\w{16}",
+    r"undisturbed run +\w{16}: the same weights",
+]
+NOWHERE = "http://127.0.0.1:9"
+"""The port of `discard`: downloads from it fail at once."""
 BUILDERS = ("cargo", "rustc", "rustup", "node", "nodejs", "npm", "npx")
 
 
@@ -57,10 +67,9 @@ def check_the_story(shown: Ended) -> None:
     assert shown.code == 0, shown.text
     assert re.search(r"step 100/150 +loss", text), "progress is live"
     assert re.search(r"kill -9 \d+ \d+", text), "two at once"
-    story = text[text.index("What happened") :]
+    story = text[text.index("Result") :]
     for row in SHOWN:
         assert re.search(rf"^ +{row}", story, re.MULTILINE), story
-    assert "150 of 150" in story
     assert len(re.findall(r"^ +\S*argosy \w+", story, re.MULTILINE)) == 3, story
 
 
@@ -78,10 +87,23 @@ def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, 
     check_the_story(demo(clone, f"PYTHON={sys.executable}"))
     assert new_files(clone.cwd, before) <= {"runs", ".venv", ".cache", "src", "examples"}
     (picture,) = (clone.cwd / "runs").glob("*/loss.svg")
-    assert "kill -9 rank 0 and 3" in picture.read_text()
+    assert "kill -9 ranks 0 and 3" in picture.read_text()
     why = clone.argosy("why")
     assert why.code == 0, why.text
     assert picture.parent.name in why.text
+
+
+def test_a_failed_download_names_the_log(clone: Console) -> None:
+    clone.env |= {"PIP_INDEX_URL": f"{NOWHERE}/simple", "PIP_RETRIES": "0"}
+    shown = demo(clone)
+    assert shown.code != 0
+    size, uv, failure = (
+        shown.text.index(text) for text in ("downloading up to", "uv cannot", ".cache/environment.log")
+    )
+    assert size < uv < failure, "the size is said first"
+    assert re.search(r"ERROR: No matching distribution found for setuptools", shown.text[failure:]), shown.text
+    assert "ERROR" not in shown.text[:failure], "what the installer writes goes to the log"
+    assert "ERROR" in (clone.cwd / ".cache" / "environment.log").read_text()
 
 
 @pytest.mark.system
@@ -89,9 +111,11 @@ def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, 
 def test_with_an_environment_of_its_own_twice(clone: Console) -> None:
     first = demo(clone)
     check_the_story(first)
-    assert re.search(r"download.*GB", first.text), "the size is said before"
-    nowhere = "http://127.0.0.1:9"  # the port of `discard`: whoever wants to download fails
-    clone.env |= {"http_proxy": nowhere, "https_proxy": nowhere, "PIP_NO_INDEX": "1"}
+    assert re.search(r"downloading .* GB.*GB written", first.text, re.DOTALL), "the size first, then progress"
+    packages = [path.name for path in (clone.cwd / ".venv").glob("lib/python3*/site-packages/*")]
+    assert "torch" in packages
+    assert "pytest" not in packages, "the demo needs no test tools"
+    clone.env |= {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "PIP_NO_INDEX": "1"}
     again = demo(clone)
     check_the_story(again)
-    assert "download" not in again.text, "the second time nothing is fetched"
+    assert "environment:" not in again.text, "the second time nothing is fetched"
