@@ -55,7 +55,7 @@ def small_rows(stage: Stage, options: Options) -> list[Row]:
     return [
         Row(
             key="one",
-            title="one small call and its reply, an idle callee",
+            title="one small call and its reply, to an idle process",
             contenders=contenders(stage, "one", calls, "socket pipe rpc"),
             base="monarch",
             percentile=99,
@@ -129,14 +129,14 @@ def other_rows(stage: Stage, options: Options) -> list[Row]:
         ),
         Row(
             key="mesh",
-            title=f"{few} ranks with torch, asked for to all answering (Argosy warm)",
+            title=f"from asking for {few} ranks with torch to all answers (Argosy warm)",
             contenders=contenders(stage, "mesh", few),
             base="monarch",
             goals=[Goal(of="argosy", times_of="monarch", times=20), Goal(of="argosy", times_of="ray", times=30)],
         ),
         Row(
             key="memory",
-            title=f"{thousand} ranks with torch imported, all answering: memory taken",
+            title=f"memory of {thousand} ranks that imported torch and answer calls",
             contenders=contenders(stage, "memory", thousand, peers=""),
             base="argosy",
             unit="GB",
@@ -144,21 +144,21 @@ def other_rows(stage: Stage, options: Options) -> list[Row]:
         ),
         Row(
             key="lost",
-            title="SIGKILL of a rank to the error at its caller",
+            title="from SIGKILL of a rank to the error at its caller",
             contenders=contenders(stage, "lost", 4),
             base="ray",
             goals=[Goal(of="argosy", at_most=0.010)],
         ),
         Row(
             key="back",
-            title="SIGKILL of a rank to the replaced one answering, torch imported",
+            title="from SIGKILL of a rank to an answer of its replacement, torch imported",
             contenders=contenders(stage, "back", 4, peers="ray"),
             base="ray",
             goals=[Goal(of="argosy", at_most=0.150), Goal(of="argosy", times_of="ray", times=6)],
         ),
         Row(
             key="spare",
-            title="the same, with a spare",
+            title="the same, with a spare process ready",
             contenders=contenders(stage, "spare", 4, peers=""),
             base="argosy",
         ),

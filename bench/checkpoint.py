@@ -285,7 +285,7 @@ def disk_rows(bench: Bench) -> list[Row]:
         ),
         Row(
             key="load",
-            title="load from cold files, Argosy's verified",
+            title="load from files that are not cached (Argosy verifies digests)",
             base="DCP",
             contenders=[
                 Contender(name="raw O_DIRECT", sample=lambda: bench.raw(write=False), warm_up=True),
@@ -308,7 +308,7 @@ def memory_rows(bench: Bench) -> list[Row]:
     return [
         Row(
             key="copy",
-            title="heap memory into an arena",
+            title="copy heap memory into an arena",
             base="memcpy",
             contenders=[
                 Contender(name="memcpy", sample=memcpy, warm_up=True),
@@ -346,7 +346,7 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
     def row(key: str, title: str, sample: Callable[[str], float]) -> Row:
         return Row(
             key=key,
-            title=f"{title} {count:,} tensors of 100 KiB beside one of the same bytes",
+            title=f"{title} {count:,} tensors of 100 KiB and one of the same size",
             base="one tensor",
             contenders=[
                 Contender(name="many tensors", sample=lambda: sample("many"), warm_up=True),

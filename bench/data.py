@@ -93,20 +93,20 @@ def make_rows(options: Options, directory: Path) -> list[Row]:
     return [
         Row(
             key="tokens",
-            title="a million tokens from a mapped file, full shuffle",
+            title="read a million tokens from a mapped file, fully shuffled",
             contenders=contenders("tokens", everyone, directory, workers),
             base="torch 1",
             goals=[Goal(of=best, times_of=f"torch {count}", times=2.0) for count in workers],
         ),
         Row(
             key="images",
-            title="a thousand files of 100 KiB, full shuffle",
+            title="read a thousand files of 100 KiB, fully shuffled",
             contenders=contenders("images", everyone, directory, workers),
             base="torch 1",
         ),
         Row(
             key="parquet",
-            title="a thousand Parquet rows of 1 KiB, row groups shuffled",
+            title="read a thousand Parquet rows of 1 KiB, row groups shuffled",
             contenders=contenders("parquet", ["argosy", "torch"], directory, workers),
             base="torch 1",
         ),
@@ -119,7 +119,7 @@ def make_rows(options: Options, directory: Path) -> list[Row]:
         ),
         Row(
             key="handover",
-            title="a batch of 64 MiB from a worker process",
+            title="receive a batch of 64 MiB from a worker process",
             contenders=[
                 *contenders("handover", everyone[:-1], directory, some),
                 Contender(name="one memcpy", sample=copy_64_mib, warm_up=True),
@@ -132,13 +132,13 @@ def make_rows(options: Options, directory: Path) -> list[Row]:
         ),
         Row(
             key="permute",
-            title="a million indices of a permutation of 1e9",
+            title="compute a million indices of a permutation of 1e9",
             contenders=[Contender(name="argosy", sample=permute_a_million, warm_up=True)],
             goals=[Goal(of="argosy", at_most=1 / 3)],
         ),
         Row(
             key="keyed",
-            title="keying all generators for a step",
+            title="seed all random generators for a step",
             contenders=[Contender(name="argosy", sample=key_a_step, warm_up=True)],
             goals=[Goal(of="argosy", at_most=20e-6)],
         ),

@@ -139,7 +139,7 @@ def killed_row(stage: Stage, size: int, tries: int) -> Row:
     kill, few = signal.SIGKILL, min(tries, size, 8)
     return Row(
         key="killed",
-        title=f"SIGKILL of one rank to the supervisor's word (argosy: {size} ranks; peers: 4)",
+        title=f"from SIGKILL of one rank to the supervisor's report (argosy: {size} ranks; peers: 4)",
         percentile=99,
         contenders=[
             Contender(name="torchrun", sample=partial(seen_by_torchrun, stage, 4, kill)),
@@ -166,7 +166,7 @@ def stopped_row(stage: Stage, size: int, tries: int) -> Row:
     stop = signal.SIGSTOP
     return Row(
         key="stopped",
-        title=f"SIGSTOP of one rank to a verdict (argosy: {size} ranks; peers: 4)",
+        title=f"from SIGSTOP of one rank to a verdict (argosy: {size} ranks; peers: 4)",
         contenders=[
             Contender(name="torchrun", sample=partial(seen_by_torchrun, stage, 4, stop), repeat_max=1),
             Contender(name="argosy", sample=partial(seen_by_argosy, stage, size, tries, stop)),
@@ -240,7 +240,7 @@ def torchrun_all_back(stage: Stage, size: int) -> list[float | Failed]:
 def replaced_row(stage: Stage, size: int, tries: int, peer_size: int) -> Row:
     return Row(
         key="replaced",
-        title=f"one of {size} ranks killed to its replacement with torch imported, the others undisturbed",
+        title=f"from SIGKILL of one of {size} ranks to its replacement with torch imported, the others undisturbed",
         base="ray",
         contenders=[
             Contender(name="argosy", sample=partial(replaced_by_argosy, stage, size, tries)),
@@ -259,7 +259,7 @@ def gloo_row(stage: Stage, tries: int, peer_tries: int, repeat: int) -> Row:
     best = partial(gloo_by_torchrun, stage, peer_tries, *TORCHRUN_C10D, extra=OWN_STORE)
     return Row(
         key="gloo",
-        title="SIGKILL of one of 4 ranks that train over Gloo, to all 4 past a Gloo barrier again",
+        title="from SIGKILL of one of 4 ranks that train over Gloo to all 4 past a Gloo barrier",
         base="torchrun best",
         contenders=[
             Contender(name="torchrun", sample=partial(gloo_by_torchrun, stage, 1), repeat_max=3),
@@ -328,7 +328,7 @@ def adopted_by_torchrun(stage: Stage, size: int) -> float:
 def adopted_row(stage: Stage, size: int) -> Row:
     return Row(
         key="adopted",
-        title=f"kill -9 of the agent to the adoption of its {size} ranks, no exit code lost",
+        title=f"from SIGKILL of the agent to the adoption of its {size} ranks, no exit code lost",
         contenders=[
             Contender(name="torchrun", sample=partial(adopted_by_torchrun, stage, 4), repeat_max=1),
             Contender(name="argosy", sample=partial(adopted_by_argosy, stage, size)),

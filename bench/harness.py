@@ -1,8 +1,8 @@
 """Measure contenders side by side: interleaved repeats, medians, spread, ratios, a table and JSON.
 
-A contender's `sample` returns a value (seconds unless the row says otherwise), or one per try. A try that
-was lost is `Failed`, raised or among the values: it is counted and shown. `Missing` is raised where this
-machine does not have the contender, which ends its part of the row. Nothing here knows what is measured.
+A contender's `sample` returns a value (seconds unless the row says otherwise), or one per try. Less is better. A
+failed try is `Failed`, raised or among the values: it is counted and shown. `Missing` is raised where this machine
+does not have the contender, which is then skipped. Nothing here knows what is measured.
 """
 
 import argparse
@@ -36,9 +36,9 @@ class Contender:
     name: str
     sample: Sample
     repeat_max: int | None = None
-    """For the dear ones: at most so many repeats."""
+    """For slow contenders: at most so many repeats."""
     warm_up: bool = False
-    """Take one sample that does not count before the repeats; it is shown apart as `first`."""
+    """Take one sample that does not count before the repeats; it is shown apart as `warm-up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,25 +132,28 @@ def take(contender: Contender, score: Score, *, warm_up: bool) -> None:
         score.values += values
 
 
-def judge(goal: Goal, scores: dict[str, Score]) -> tuple[str, bool | None]:
+def judge(goal: Goal, scores: dict[str, Score], unit: str) -> tuple[str, bool | None]:
     """Say what was reached of a goal, and whether it is met; None where it cannot be told."""
-    reached = scores[goal.of].at(goal.percentile) if goal.of in scores else None
+    score = scores.get(goal.of, Score())
+    reached = score.at(goal.percentile)
     name = goal.of if goal.percentile == 50 else f"{goal.of} p{goal.percentile}"
     if goal.tries is not None:
-        score = scores.get(goal.of, Score())
         won, tried = len(score.values), len(score.values) + len(score.failures)
-        text = f"{name} every try of {goal.tries}: {won} of {tried}"
+        text = f"{name} succeeds in all of {goal.tries} tries: {won} of {tried}"
         return text, False if score.failures else (True if tried >= goal.tries else None)
     if goal.times_of is None:
         assert goal.at_most is not None
-        text = f"{name} at most {goal.at_most:g}"
-        return (text, None) if reached is None else (f"{text}: {reached:.4g}", reached <= goal.at_most)
-    text = f"{name} {goal.times:.3g}x of {goal.times_of}"
+        text = f"{name} at most {show_number(goal.at_most, unit)}"
+        return (text, None) if reached is None else (f"{text}: {show_number(reached, unit)}", reached <= goal.at_most)
+    text = f"{name} at {'least' if goal.times >= 1 else 'most'} {show_ratio(goal.times)} than {goal.times_of}"
     other = scores[goal.times_of].at(goal.percentile) if goal.times_of in scores else None
     if reached is None or other is None:
         return text, None
-    ratio = other / reached
-    return f"{text}: {ratio:.3g}x", ratio >= goal.times
+    return f"{text}: {show_ratio(other / reached)}", other / reached >= goal.times
+
+
+def show_ratio(ratio: float) -> str:
+    return f"{ratio:.3g}x less" if ratio >= 1 else f"{1 / ratio:.3g}x more"
 
 
 def show_number(value: float | None, unit: str) -> str:
@@ -167,7 +170,8 @@ def show(row: Row, scores: dict[str, Score], console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     tail = [] if row.percentile == 50 else [row.percentile]
     table.add_column("  contender", no_wrap=True)
-    for column in ["median", *(f"p{p}" for p in tail), "min", "max", "first", "n", f"{row.base} / it"]:
+    versus = [f"vs {row.base}"] if row.base in scores and len(scores) > 1 else []
+    for column in ["median", *(f"p{p}" for p in tail), "min", "max", "warm-up", "tries", *versus]:
         table.add_column(column, justify="right", no_wrap=True)
     base = scores[row.base].at(50) if row.base in scores else None
     notes: list[str] = []
@@ -176,16 +180,17 @@ def show(row: Row, scores: dict[str, Score], console: Console) -> None:
         lowest, highest = (min(score.values), max(score.values)) if score.values else (None, None)
         numbers = [middle, *(score.at(p) for p in tail), lowest, highest, score.first]
         count = f"{len(score.values)} of {tried}" if score.failures else str(tried)
-        ratio = f"{base / middle:.3g}x" if base and middle else "-"
-        table.add_row(f"  {name}", *(show_number(number, row.unit) for number in numbers), count, ratio)
+        ratio = show_ratio(base / middle) if base and middle and middle > 0 and name != row.base else "-"
+        shown = [*(show_number(number, row.unit) for number in numbers), count, *([ratio] if versus else [])]
+        table.add_row(f"  {name}", *shown)
         notes += [f"  {name}: {note}" for note in ([score.missing] if score.missing else score.failures[:1])]
     console.print(table)
     for note in notes:
         console.print(note, style="dim", highlight=False, markup=False)
     for goal in row.goals:
-        text, met = judge(goal, scores)
+        text, met = judge(goal, scores, row.unit)
         word = {True: "[green]met[/]", False: "[red]missed[/]", None: "not measured"}[met]
-        console.print(f"  goal {text}  {word}", highlight=False)
+        console.print(f"  goal: {text}, {word}", highlight=False)
 
 
 def describe_machine() -> dict[str, object]:
@@ -209,7 +214,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def record(row: Row, scores: dict[str, Score]) -> dict[str, object]:
-    judged = [judge(goal, scores) for goal in row.goals]
+    judged = [judge(goal, scores, row.unit) for goal in row.goals]
     return {
         "key": row.key,
         "title": row.title,
@@ -242,9 +247,13 @@ def run_benches(
         parser.error(f"no row matches: {args.only}")
     console = Console(width=None if sys.stdout.isatty() else 140)
     machine = describe_machine()
-    console.print(" ".join(f"{key}={value}" for key, value in machine.items()), highlight=False)
+    console.print(
+        "{cpus} CPUs, {memory_gb} GB, Linux {kernel}, Python {python}, torch {torch}, commit {commit}, "
+        "load {load_before}".format_map(machine),
+        highlight=False,
+    )
     if os.getloadavg()[0] > 0.5:
-        console.print("[yellow]the machine is not quiet; expect noise[/]")
+        console.print("[yellow]the machine is busy: expect noise[/]")
     records: list[dict[str, object]] = []
     for row in rows:
         with console.status(row.key) as status:

@@ -66,7 +66,7 @@ def ddp_row(stage: Stage, ranks: int) -> Row:
     said = "" if fit == ranks else f" (torchrun only {fit}: no memory for {ranks} of its ranks)"
     return Row(
         key="ddp",
-        title=f"{ranks} ranks, tiny DDP on Gloo to the first optimizer step and gone{said}",
+        title=f"start {ranks} ranks, take one step of a tiny DDP model over Gloo, exit{said}",
         contenders=[
             Contender(name="torchrun", sample=partial(time_torchrun, stage, fit, name), repeat_max=dear),
             Contender(name="argosy cold", sample=partial(time_argosy, stage, ranks, name, warm=False)),
@@ -89,7 +89,7 @@ def barrier_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
     ]
     return Row(
         key="barrier",
-        title=f"{ranks} ranks with torch at a barrier and gone",
+        title=f"start {ranks} ranks with torch, pass a barrier, exit",
         contenders=[
             Contender(name="torchrun", sample=with_port(time_torchrun, stage, ranks, name, "tcp"), repeat_max=1),
             Contender(name="forkserver", sample=partial(time_forkserver, stage, ranks, "torch")),
@@ -116,7 +116,7 @@ def private_mb(stage: Stage, ranks: int, time_it: Callable[..., float]) -> float
 def memory_row(stage: Stage, ranks: int) -> Row:
     return Row(
         key="memory",
-        title=f"private memory (smaps_rollup) per rank after the first optimizer step, {ranks} ranks",
+        title=f"private memory per rank after the first optimizer step, {ranks} ranks (smaps_rollup)",
         unit="MB",
         contenders=[
             Contender(name="torchrun", sample=lambda: private_mb(stage, ranks, time_torchrun), repeat_max=1),
@@ -135,7 +135,7 @@ def bare_row(stage: Stage, ranks: int, *, quick: bool) -> Row:
 
     return Row(
         key="bare",
-        title=f"{ranks} ranks without torch at a TCP barrier and gone",
+        title=f"start {ranks} ranks without torch, pass a TCP barrier, exit",
         contenders=[
             Contender(name="torchrun", sample=with_port(time_torchrun, stage, ranks, name)),
             Contender(name="argosy cold", sample=with_port(partial(time_argosy, warm=False), stage, ranks, name)),
@@ -163,7 +163,7 @@ def start_row(stage: Stage) -> Row:
 
     return Row(
         key="start",
-        title="the command line itself (python is the floor: `python -c pass`)",
+        title="start the command line (`python -c pass` is the floor)",
         base="torchrun --help",
         contenders=[
             Contender(name="python", sample=timed(sys.executable, "-c", "pass"), warm_up=True),

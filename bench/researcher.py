@@ -84,7 +84,7 @@ def clone_and_step(stage: Stage) -> float:
 def clone_row(stage: Stage) -> Row:
     return Row(
         key="clone",
-        title=f"to the first step of {RANKS} ranks over Gloo, with an environment that has torch",
+        title=f"from a clone or an installation to the first step of {RANKS} ranks over Gloo, torch being installed",
         contenders=[
             Contender(name="torchrun", sample=partial(first_step, stage, by_torchrun)),
             Contender(name="argosy, from git clone", sample=partial(clone_and_step, stage), repeat_max=2),
@@ -124,7 +124,7 @@ def edit_row(stage: Stage) -> Row:
 
     return Row(
         key="edit",
-        title=f"edit and run again, to the first line of a script with torch on {RANKS} ranks",
+        title=f"from an edit to the first line of a script with torch on {RANKS} ranks",
         contenders=[
             contender("torchrun", by_torchrun, "hello.py"),
             contender("argosy", by_argosy, "hello.py"),
@@ -163,7 +163,7 @@ def cause_row(stage: Stage) -> Row:
     torchrun = partial(cause_named, stage, by_torchrun, "trouble.py", error, r"^\s+rank +: 2 ")
     return Row(
         key="cause",
-        title=f"one of {RANKS} ranks raises, to the command naming that rank and exception as the cause",
+        title=f"from an exception on one of {RANKS} ranks to the command naming rank and exception as the cause",
         contenders=[
             Contender(name="torchrun", sample=torchrun),
             Contender(name="argosy", sample=argosy),
@@ -212,7 +212,7 @@ def hang_row(stage: Stage, *, quick: bool) -> Row:
     default = Contender(name="argosy", sample=partial(hang_named, stage, by_argosy, patience_s), repeat_max=1)
     return Row(
         key="hang",
-        title=f"rank 3 of {RANKS} stays away from an all_reduce, to its name",
+        title=f"from rank 3 of {RANKS} skipping an all_reduce to the command naming it",
         contenders=[
             Contender(name="torchrun", sample=partial(hang_named, stage, by_torchrun, patience_s), repeat_max=1),
             *([] if quick else [default]),

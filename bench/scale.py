@@ -112,7 +112,7 @@ def large_rows(directory: Path, options: Options) -> list[Row]:
     return [
         row(
             "hundred",
-            f"{size}, fake bytes: a rank's plan; the root's manifest and commit; a rank opens it, and plans its reads",
+            f"{size}, without data: plan of a rank; manifest and commit of the root; open and restore plan of a rank",
             {step: large(step) for step in steps},
             [Goal(of=step, at_most=60) for step in steps],
         ),
@@ -149,8 +149,20 @@ def layout_rows(directory: Path, options: Options) -> list[Row]:
     by_rows = "verified load by 2 ranks of what was saved by rows"
     return [
         row("move", title, {"plan": moved("plan"), "all": moved("seconds")}, []),
-        row("move-bytes", "its bytes by the bound", {"sent": moved("bytes")}, [Goal(of="sent", at_most=1.02)], "x"),
-        row("move-staging", "its staging", {"most": moved("staging")}, [Goal(of="most", at_most=64)], "MiB"),
+        row(
+            "move-bytes",
+            "bytes of that move, relative to the least possible",
+            {"sent": moved("bytes")},
+            [Goal(of="sent", at_most=1.02)],
+            "x",
+        ),
+        row(
+            "move-staging",
+            "staging memory of that move",
+            {"most": moved("staging")},
+            [Goal(of="most", at_most=64)],
+            "MiB",
+        ),
         row(
             "relayout",
             by_rows,

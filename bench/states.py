@@ -119,13 +119,13 @@ def state_rows(directory: Path, options: Options) -> list[Row]:
         ),
         row(
             "stall",
-            "training held up by a save: in its call, and before the next step, 2.5 memcpys later",
+            "time that a save blocks training: in its call, and before the next step, 2.5 memcpys later",
             [Goal(of=way, at_most=stall_s) for way in WAYS if way.startswith("argosy")],
         ),
-        row("longest", "longest step beyond the usual one: with the share of 2 cores that the copy and write take", []),
+        row("longest", "longest step minus the usual one: includes the CPU time of copy and write", []),
         Row(
             key="handover",
-            title="hand a filled arena over to the keeper, there and back",
+            title="hand a filled arena to the keeper and back",
             base="keeper",
             contenders=[Contender(name="keeper", sample=lambda: hand_over(arena_bytes), repeat_max=1)],
             goals=[Goal(of="keeper", at_most=100e-6)],

@@ -89,34 +89,34 @@ def killed_rows(stage: Stage, victims: Sequence[int]) -> list[Row]:
     return [
         Row(
             key="killed",
-            title="SIGKILL of one of 4 ranks to the next step that counts (torchft: of the three that are left)",
+            title="from SIGKILL of one of 4 ranks to the next new step (torchft: of the three survivors)",
             base=best,
             contenders=kills.contenders("killed", lambda killed: killed.next_s),
             goals=[*tenfold, *(Goal(of=name, times_of="torchft best", times=2) for name in ARGOSY)],
         ),
         Row(
             key="whole",
-            title="the same to the first new step of the replacement: four ranks again",
+            title="the same, to the first new step of the replacement",
             base=best,
             contenders=kills.contenders("whole", lambda killed: killed.whole_s),
             goals=tenfold,
         ),
         Row(
             key="beyond",
-            title=f"the next step that counts, less {ALLOWED_STEPS} undisturbed steps",
+            title=f"from SIGKILL to the next new step, minus {ALLOWED_STEPS} undisturbed steps",
             base="",
             contenders=kills.contenders("beyond", beyond, "argosy"),
             goals=[Goal(of=name, at_most=1.0) for name in ARGOSY],
         ),
         Row(
             key="calm",
-            title="an undisturbed step before those kills, without what is saved after it",
+            title="an undisturbed step before those kills, without saving",
             base=best,
             contenders=kills.contenders("calm", lambda killed: killed.calm_s),
         ),
         Row(
             key="lost",
-            title=f"steps made twice after a kill (torchrun saves every {SAVE_EVERY})",
+            title=f"steps repeated after a kill (torchrun saves every {SAVE_EVERY})",
             unit="steps",
             base="",
             contenders=kills.contenders("lost", lambda killed: float(killed.redone)),
@@ -130,7 +130,7 @@ def rank0_row(stage: Stage) -> Row:
     kills = Kills({name: everybody[name] for name in (*ARGOSY, "torchrun best", "torchft best")}, [0])
     return Row(
         key="rank0",
-        title="SIGKILL of rank 0 to the next step that counts",
+        title="from SIGKILL of rank 0 to the next new step",
         base="torchrun best",
         contenders=kills.contenders("rank0", lambda killed: killed.next_s),
         goals=[Goal(of=name, times_of="torchrun best", times=10) for name in ARGOSY],
@@ -141,7 +141,7 @@ def compiled_row(stage: Stage, victims: Sequence[int]) -> Row:
     kills = Kills({"argosy DDP": partial(argosy_voyage, stage, "ddp", "compiled")}, victims)
     return Row(
         key="compiled",
-        title="SIGKILL to the next step that counts with a compiled model, from a warm cache",
+        title="from SIGKILL to the next new step of a compiled model, with a warm cache",
         base="",
         contenders=kills.contenders("compiled", lambda killed: killed.next_s),
         goals=[Goal(of="argosy DDP", at_most=5.0)],
@@ -179,7 +179,7 @@ def cost_rows(stage: Stage, steps: int) -> list[Row]:
     return [
         Row(
             key="cost",
-            title="a step of 4 ranks with a run around it and without, in turns; 0.5 ms are 1% of a 50 ms step",
+            title="a step of 4 ranks with `Run` and without, in turns (0.5 ms are 1% of a 50 ms step)",
             unit="ms",
             base="plain DDP",
             contenders=cost.contenders({"with": "in a run", "without": "plain DDP", "cost": "difference"}),
@@ -187,7 +187,7 @@ def cost_rows(stage: Stage, steps: int) -> list[Row]:
         ),
         Row(
             key="keeping",
-            title="a step of 4 ranks with FSDP2, its shards kept at every step and not, in turns",
+            title="a step of 4 ranks with FSDP2, with the shards kept at every step and without, in turns",
             unit="ms",
             base="not kept",
             contenders=keeping.contenders({"with": "kept", "without": "not kept", "cost": "difference"}),
@@ -234,7 +234,7 @@ def goodput_row(stage: Stage, every_s: float, for_s: float) -> Row:
     span = f"{for_s:g} s, the others for a quarter of it"
     return Row(
         key="goodput",
-        title=f"percent of the time lost with a kill every {every_s:g} s for {span} (goodput is the rest)",
+        title=f"percent of time lost with a kill every {every_s:g} s for {span} (goodput is the rest)",
         unit="%",
         base="torchrun best",
         contenders=[
