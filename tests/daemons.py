@@ -116,7 +116,10 @@ def idle(console: Console) -> None:
     def left() -> list[str]:
         return [line for line in console.leftovers() if int(line.split()[0]) not in spared]
 
-    until(lambda: not left(), "nothing but daemons", 5.0)
+    try:
+        until(lambda: not left(), "nothing but daemons", 5.0)
+    except AssertionError:
+        raise AssertionError("left behind:\n" + "\n".join(left())) from None
 
 
 def pause(seconds: float = 0.3) -> None:
