@@ -34,8 +34,7 @@ def down(depth):
     down(depth - 1) if depth else time.sleep(600)
 for _ in range(40):
     threading.Thread(target=down, args=(60,), daemon=True).start()
-print("ready", flush=True)
-time.sleep(600)
+print("ready", flush=True); time.sleep(600)  # one line: a stack taken now shows no other
 """
 IN_GLOO = """
 import os, sys, torch, torch.distributed as dist

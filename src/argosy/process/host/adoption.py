@@ -55,8 +55,7 @@ class Adoption:
         self.learn(self._agent.inherited)
         for run, remembered in recalled.items():
             running = self._agent.runs[run]
-            if remembered.trouble:  # One run that cannot be carried on must not take the others along.
-                running.state = msgspec.structs.replace(running.state, ended=True)
+            if remembered.trouble:
                 running.finish(1, f"the agent cannot carry it on: {remembered.trouble}")
                 continue
             running.feed(root.Recovered())
@@ -86,7 +85,7 @@ class Adoption:
             if run is None:
                 continue
             if child.what == "store":
-                unknown = run.store_child is None and child.rank.generation == run.state.store
+                unknown = run.store_child is None or run.store_child.born != child.born
             else:
                 unknown = child.rank not in run.children or run.awaits(child.rank)
             if unknown:
@@ -105,10 +104,14 @@ class Adoption:
         running = Running(agent, run, launched.number, launched.launch, fds or [seal_environment({}, {})])
         running.environment_lost = lost
         running.record.started_at = launched.started_at
-        running.state = remembered.state
+        # One run that cannot be carried on must not take the others along.
+        running.state = msgspec.structs.replace(
+            remembered.state, ended=remembered.state.ended or bool(remembered.trouble)
+        )
         for rank, child in remembered.children.items():
             if child.what == "store":
-                running.store_child = child
+                if rank.generation == running.state.store:
+                    running.store_child = child
             elif rank == running.state.rank(rank.index) and running.state.slots[rank.index].alive:
                 running.watch_rank(child, remembered.started_at.get(rank, time.time()))
             else:

@@ -330,6 +330,8 @@ class Agent:
                     self.pool.spawned(child)
                 elif child.run in self.runs:
                     self.runs[child.run].forked(child)
+                else:  # Its run is over.
+                    send_signal(child.born, signal.SIGKILL)
             case ForkFailed(run, rank, reason):
                 if rank.mesh == "zygote":
                     self.pool.failed(run, reason)

@@ -10,6 +10,7 @@ import msgspec
 
 from argosy.core import PeerLost, RankId
 from argosy.fabric import Link, cache_dir
+from argosy.process.evidence.proc_sample import log_tail
 from argosy.process.host.messages import (
     Child,
     Preload,
@@ -159,8 +160,8 @@ class Pool:
             self._forget(zygote.key)
             return
         log = self.runtime / f"zygote-{zygote.key}.out"
-        text = log.read_text(errors="replace") if log.exists() else ""
-        last = [line.removeprefix("zygote: importing ") for line in text.splitlines() if line.startswith("zygote: imp")]
+        lines = log_tail(log).splitlines()
+        last = [line.removeprefix("zygote: importing ") for line in lines if line.startswith("zygote: imp")]
         culprit = last[-1] if last else ""
         self._notice(zygote, f"the zygote died while importing {culprit or 'nothing yet'}; see {log}")
         hopeless = "importing torch killed the zygote" if culprit in OF_TORCH else None

@@ -268,6 +268,9 @@ class Running:
         self.host.log_child(self, child)
         self.host.watch_child(child)
         if child.what == "store":
+            if self.state.ended or self.store is None or self.store.generation != child.rank.generation:
+                send_signal(child.born, 9)  # It came too late.
+                return
             self.store_child = child
             self.release_listener()
             return

@@ -4,6 +4,7 @@ One writer, the root. The directory may be on NFS: no mmap, no lock, no socket i
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -59,8 +60,24 @@ def absent(*paths: Path) -> list[Path]:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file at once; readers see the old or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Write into the blocks that the file has: for a full disk.
+
+    Raises:
+        OSError: there is no such file, or it has too few.
+    """
+    with path.open("r+b", buffering=0) as file:
+        if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(content)
+        file.truncate()
 
 
 def run_id(directory: Path, launch: int) -> str:
@@ -123,11 +140,15 @@ class RunDir:
         with contextlib.suppress(ConfigError):
             if read_record(self.path).launch > record.launch:
                 return
+        path, content = self.path / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2)
+        self._record_trouble = ""
         try:
-            write_atomically(self.path / "run.json", msgspec.json.format(msgspec.json.encode(record), indent=2))
-            self._record_trouble = ""
+            write_atomically(path, content)
         except OSError as error:
-            self._record_trouble = f"{error.strerror}: {self.path / 'run.json'}"
+            try:
+                overwrite(path, content)
+            except OSError:
+                self._record_trouble = f"{error.strerror}: {path}"
 
     def record(self, fact: AnyFact) -> None:
         """Append one fact to the journal; without room for it, later."""

@@ -1,0 +1,73 @@
+"""What takes long for one run does not delay another: the agent's loop never waits."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+from console import Console, Ended, said, until
+from daemons import daemon, ranks, run_of
+
+
+def replace_a_rank(host: Console) -> None:
+    """Kill the rank of the run `other`, and wait until its replacement has begun."""
+    os.kill(ranks(host, "other", count=1)[0].pid, signal.SIGKILL)
+    said(host.cwd / "runs/other/logs/1/0.1.out", "ready")
+
+
+@contextmanager
+def other_run(host: Console) -> Iterator[None]:
+    assert host.argosy("run", "-d", "--restart", "rank", "--name", "other", "waits.py").code == 0
+    said(host.cwd / "runs/other/logs/1/0.0.out", "ready")
+    yield
+    (host.cwd / "go").touch()
+
+
+def test_a_rank_is_replaced_while_the_stacks_of_another_run_are_being_taken(host: Console):
+    assert host.argosy("run", "-d", "-n", "2", "--name", "mute", "waits.py").code == 0
+    mute = [rank.pid for rank in ranks(host, "mute")]
+    answers: list[Ended] = []
+    with other_run(host):
+        for pid in mute:
+            os.kill(pid, signal.SIGSTOP)
+        asking = threading.Thread(target=lambda: answers.append(host.argosy("stacks", "mute")))
+        asking.start()
+        spy = until(lambda: stopped_spy(daemon(host, "agent")), "a py-spy that does not answer")
+        replace_a_rank(host)
+        assert not answers
+        os.kill(spy, signal.SIGKILL)
+        asking.join(60)
+        assert answers[0].code == 0
+        for pid in mute:
+            os.kill(pid, signal.SIGCONT)
+
+
+def stopped_spy(agent: int) -> int:
+    """Stop the first py-spy of the agent; 0 if there is none."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(agent).children():
+            if child.name() == "py-spy":
+                child.suspend()
+                return child.pid
+    return 0
+
+
+def test_a_rank_is_replaced_while_the_logs_of_another_run_cannot_be_read(host: Console, tmp_path: Path):
+    """A pipe that nobody writes to stands for a disk that hangs."""
+    assert host.argosy("run", "-d", "--name", "hung", "waits.py", "3").code == 0
+    rank = ranks(host, "hung", count=1)[0].pid
+    log = tmp_path / "runs/hung/logs/1/0.0.err"
+    said(log.with_suffix(".out"), "ready")
+    log.unlink()
+    os.mkfifo(log)
+    with other_run(host):
+        os.kill(rank, signal.SIGKILL)
+        until(lambda: (run := run_of(host, "hung")) is not None and run.state == "ending", "the end of the rank")
+        replace_a_rank(host)
+        assert run_of(host, "hung") is not None
+        log.open("wb").close()
+        until(lambda: run_of(host, "hung") is None, "the end of the run")
+    assert "rank 0 failed: killed by SIGKILL" in host.argosy("why", "hung").text
