@@ -34,7 +34,7 @@ from argosy.process.terminal.client import ask
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 T = TypeVar("T")
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 """A bound against hangs, never an expectation of speed."""
 
 
@@ -159,7 +159,7 @@ class Console:
         for pid in sorted(stopped, key=depth, reverse=True):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.leftovers(), "all processes gone", 15.0)
+        until(lambda: not self.leftovers(), "all processes gone")
 
 
 def depth(pid: int) -> int:
@@ -233,7 +233,8 @@ def make_home() -> Home:
     base = Path(tempfile.mkdtemp(prefix="argosy-t-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp")))
     env = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     env |= {"ARGOSY_RUNTIME_DIR": str(base / "r"), "XDG_STATE_HOME": str(base / "state")}
-    env |= {"XDG_CACHE_HOME": str(base / "cache"), "COLUMNS": "120"}
+    # One thread: two that wait for each other on a busy machine take many times as long.
+    env |= {"XDG_CACHE_HOME": str(base / "cache"), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     return Home(base, env)
 
 
@@ -282,7 +283,7 @@ def settle(console: Console, runs: set[str], before: set[str]) -> None:
         stopped = console.argosy("stop", directory)
         assert stopped.code == 0 or directory not in living(console), stopped.text
     try:
-        until(lambda: not footprint(console) - before, "nothing but daemons", 30.0)
+        until(lambda: not footprint(console) - before, "nothing but daemons", 60.0)
     except AssertionError:
         raise AssertionError("left behind:\n" + "\n".join(footprint(console) - before)) from None
 
@@ -349,7 +350,7 @@ def close(console: Console) -> None:
     end_commands(console)
     stopped = console.argosy("stop", "--all")
     try:
-        until(lambda: not console.leftovers(), "all processes gone", 15.0)
+        until(lambda: not console.leftovers(), "all processes gone", 60.0)
     except AssertionError:
         left = console.leftovers()
         for line in left:

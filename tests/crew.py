@@ -107,7 +107,7 @@ def crews(
         command = [*warm(), "-c", _PARENT, directory, str(script), " ".join(preload), *told]
         parent = subprocess.Popen(command, env=environment)
         try:
-            code = parent.wait(280)
+            code = parent.wait(500)
         finally:
             parent.kill()  # The ranks with it.
             parent.wait()

@@ -1,11 +1,11 @@
-"""Meshes in the test's own process, on daemons of their own."""
+"""Meshes in the test's own process."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from console import terminal, until
 
 from argosy.fabric import here
@@ -14,21 +14,15 @@ from argosy.fabric import here
 @contextmanager
 def owner(path: Path) -> Iterator[Path]:
     """Make this process the owner of meshes in `path`; afterwards nothing of them may be left."""
-    names = ("ARGOSY_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-    before, cwd = {name: os.environ.get(name) for name in names}, os.getcwd()
-    with terminal(path) as console:
+    with terminal(path) as console, pytest.MonkeyPatch.context() as patch:
+        for name in ("ARGOSY_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+            patch.setenv(name, console.env[name])
+        patch.delenv("ARGOSY_LINGER_S", raising=False)  # The daemons stay for the next mesh.
+        patch.chdir(path)
+        here.cache_clear()
         try:
-            os.environ.update({name: console.env[name] for name in names})
-            os.chdir(path)
-            here.cache_clear()
             yield console.runtime
         finally:
-            os.chdir(cwd)
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
             here.cache_clear()
 
 

@@ -1,18 +1,18 @@
 """Run a script as several ranks of a Gloo group, each with its own progress page.
 
-One fresh interpreter imports torch, installs the hooks and forks the ranks, as a warm launcher does; so no
-hook leaks into the process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist`, `form()`.
+One process that has torch installs the hooks and forks the ranks, as a warm launcher does; so no hook leaks into the
+process of the tests. The script knows `rank`, `size`, `page`, `torch`, `dist`, `form()`.
 """
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+
+from warm import warm
 
 from argosy.observe import Page, Progress
 
@@ -57,10 +57,10 @@ def environment() -> dict[str, str]:
     }
 
 
-def run_script(text: str, *args: str) -> str:
-    """Run a script in a fresh interpreter and return what it printed; it must end well."""
-    command = [sys.executable, "-c", text, *args]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+def run_script(text: str, *args: str, has_torch: bool = True) -> str:
+    """Run a script in a process that has torch, or in a fresh one; return what it printed. It must end well."""
+    python = warm() if has_torch else [sys.executable]
+    done = subprocess.run([*python, "-c", text, *args], env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -72,8 +72,7 @@ class Ranks:
     def __init__(self, directory: Path, size: int, script: str) -> None:
         self.directory, self.size = directory, size
         (directory / "script.py").write_text(script)
-        command = [sys.executable, "-c", _PARENT, str(directory), str(size)]
-        self.parent = subprocess.Popen(command, env=environment(), start_new_session=True)
+        self.parent = subprocess.Popen([*warm(), "-c", _PARENT, str(directory), str(size)], env=environment())
 
     def pages(self) -> dict[int, Progress]:
         """Return what the pages say now, of the ranks that have one."""
@@ -86,7 +85,7 @@ class Ranks:
 
     def until(self, fact: Callable[[dict[int, Progress]], bool]) -> dict[int, Progress]:
         """Return the pages once all ranks have one and `fact` holds for them."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and self.parent.poll() is None:
             pages = self.pages()
             if len(pages) == self.size and fact(pages):
@@ -96,7 +95,7 @@ class Ranks:
 
     def outputs(self) -> list[str]:
         """Wait for the end and return what each rank printed; all must end well."""
-        assert self.parent.wait(timeout=100) == 0, self._outputs()
+        assert self.parent.wait(timeout=300) == 0, self._outputs()
         return self._outputs()
 
     def _outputs(self) -> list[str]:
@@ -106,6 +105,5 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.parent.pid, signal.SIGKILL)
+        self.parent.kill()  # The ranks with it.
         self.parent.wait()

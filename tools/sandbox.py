@@ -1,21 +1,25 @@
 """Run a command whose files go to one directory in /tmp and one in /dev/shm; remove both when it ends.
 
-    python tools/sandbox.py COMMAND...
+    python tools/sandbox.py [--alone] COMMAND...
 
-The command's exit code is passed on, or 1 if it left processes behind: they are named and ended.
+The command's exit code is passed on, or 1 if it left processes behind: they are named and ended. With `--alone` it
+first waits until no other such command runs on this machine: two test suites at once would only slow each other down.
 """
 
 import ctypes
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HOMES = [Path("/tmp"), Path("/dev/shm")]  # Short: the path of a socket has at most 108 bytes.
+LOCK = Path(os.environ.get("ARGOSY_SUITE_LOCK", "/tmp/argosy-suite.lock"))
 LINGER_S = 5.0
 SWEEP_AFTER_S = 60.0
 SUBREAPER = 36
@@ -31,6 +35,27 @@ def claim(path: Path) -> int | None:
         os.close(directory)
         return None
     return directory
+
+
+def wait_alone(command: list[str]) -> int:
+    """Lock this machine's suites until this process ends, however it ends; say for whom we wait."""
+    with suppress(OSError):  # It is there already, or will be.
+        os.close(os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    lock = os.open(LOCK, os.O_RDONLY)
+    told = ""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = LOCK.read_text().strip()
+        if holder != told:
+            print(f"sandbox: waiting for another suite on this machine: {holder}", file=sys.stderr, flush=True)
+            told = holder
+        time.sleep(0.5)
+    with suppress(OSError):  # Another user's file: it tells of an earlier holder.
+        LOCK.write_text(f"pid {os.getpid()}, {shlex.join(command)} in {os.getcwd()}, since {time.strftime('%H:%M')}\n")
+    return lock
 
 
 def sweep() -> None:
@@ -92,6 +117,11 @@ def wait_for(command: "subprocess.Popen[bytes]") -> int:
 
 def main() -> int:
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # Orphans of the command become children of ours.
+    words = sys.argv[1:]
+    alone = words[:1] == ["--alone"]
+    words = words[alone:]
+    if alone:
+        wait_alone(words)
     sweep()
     name = f"argosy-test-{os.getpid()}"
     base, shared = (home / name for home in HOMES)
@@ -116,7 +146,7 @@ def main() -> int:
             path.mkdir(mode=0o700)
         locks = [claim(base), claim(shared)]
         assert None not in locks
-        command = subprocess.Popen(sys.argv[1:], env={**os.environ, **variables})
+        command = subprocess.Popen(words, env={**os.environ, **variables})
         code = wait_for(command)
     except KeyboardInterrupt:
         code = 130

@@ -3,8 +3,6 @@
 import pytest
 from crew import crew
 
-pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
-
 AGAIN = """
 for turn in range(4):
     world = form()

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from crew import crew
 
-pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
-
 SCRIPTS = Path(__file__).parent / "scripts"
 OPERATIONS = [
     "all_reduce",

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from crew import crews
 
-pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
-
 SCRIPTS = Path(__file__).parent / "scripts"
 FRAMEWORKS = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"]
 ENGINES = pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])

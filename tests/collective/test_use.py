@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import pytest
 from crew import crew, crews
 
-pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
-
 COUNTED = """
 import os, tempfile
 from argosy.observe import Page, attach, install

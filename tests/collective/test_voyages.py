@@ -9,13 +9,11 @@ import pytest
 from crew import SOURCE
 from warm import warm
 
-pytestmark = pytest.mark.timeout(300)  # many processes on a machine that may be loaded
-
 VOYAGE = Path(__file__).parent / "scripts" / "voyage.py"
 CONFIGURATIONS = [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)]
 
 
-def sail(wrapper: str, size: int, seeds: Sequence[int], *, compiled: bool = True, timeout_s: float = 280) -> None:
+def sail(wrapper: str, size: int, seeds: Sequence[int], *, compiled: bool = True, timeout_s: float = 500) -> None:
     """All seeds, after the undisturbed voyage: all die who are to die, the others live on, the digests are the same."""
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {} if compiled else {"ARGOSY_NATIVE": "0"}

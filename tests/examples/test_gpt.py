@@ -72,7 +72,6 @@ def trained(shell: Console, how: str, ranks: int) -> list[tuple[float, float]]:
     return [(float(loss), float(norm)) for loss, norm in found]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("how", "ranks", "reference"), PARALLEL)
 def test_it_trains_in_parallel_as_in_one_process(
     shell: Console, gpt: ModuleType, how: str, ranks: int, reference: str
@@ -89,7 +88,6 @@ def test_it_trains_in_parallel_as_in_one_process(
         assert (ours - theirs[name]).abs().mean().item() < 1e-4, name
 
 
-@pytest.mark.timeout(300)
 def test_tied_embeddings_stay_tied_when_spread() -> None:
     script = TIED.format(examples=str(EXAMPLES))
     parties = [(1, "alone"), (2, "fsdp"), (4, "fsdp_tp")]

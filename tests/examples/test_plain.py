@@ -17,7 +17,6 @@ def values_of(text: str) -> dict[int, str]:
     return {int(step): value for step, value in re.findall(r"step (\d+) +val (\S+)", text)}
 
 
-@pytest.mark.timeout(300)
 def test_it_ends_alike_however_it_is_started(console: Console, tmp_path: Path) -> None:
     one = console.argosy("run", "-n", "1", SCRIPT, "one", str(STEPS), env={"OMP_NUM_THREADS": "1"})
     two = console.torchrun("--nproc-per-node", "2", SCRIPT, "two", str(STEPS))

@@ -78,7 +78,6 @@ def new_files(place: Path, before: set[Path]) -> set[str]:
     return {str(path.relative_to(place).parts[0]) for path in set(place.rglob("*")) - before}
 
 
-@pytest.mark.timeout(600)
 def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, tmp_path: Path) -> None:
     clone.env["PATH"] = without_builders(clone.env["PATH"], tmp_path / "bin")
     for name in BUILDERS:

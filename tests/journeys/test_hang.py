@@ -11,7 +11,6 @@ import pytest
 from console import Console, said
 
 SCRIPTS = Path(__file__).with_name("scripts")
-pytestmark = pytest.mark.timeout(240)
 LINE = "ranks 0-2 wait in all_reduce #12; rank 3 at data.py:41"
 
 

@@ -31,7 +31,6 @@ def together(by_rank: dict[int, list[int]]) -> list[int]:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(400)
 def test_killed_twice_and_resumed_on_one_rank(tmp_path: Path) -> None:
     np.random.default_rng(0).integers(0, 256, 16 * 100 + 1).astype(np.uint16).tofile(tmp_path / "train.bin")
     shutil.copy(SCRIPT, tmp_path / "tokens.py")

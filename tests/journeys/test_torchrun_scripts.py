@@ -39,7 +39,6 @@ def results_of(out: bytes) -> list[str]:
     return sorted(line for line in lines_of(out) if line.startswith("RESULT"))
 
 
-@pytest.mark.timeout(300)
 def test_a_small_script_trains_to_the_same_weights(scripts: Console) -> None:
     theirs = scripts.torchrun(*TWO, "nano.py", "1", "spawn")
     assert theirs.code == 0, theirs.text

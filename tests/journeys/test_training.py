@@ -27,7 +27,6 @@ def weights(text: str) -> str:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(600)
 def test_a_kill_every_five_seconds_for_a_minute(console: Console, tmp_path: Path) -> None:
     chance, steps = random.Random(7), 600
     calm = console.argosy("run", "-n", "4", SCRIPT, "calm", str(steps), patience_s=300)
@@ -53,7 +52,6 @@ def test_a_kill_every_five_seconds_for_a_minute(console: Console, tmp_path: Path
     assert len(others) <= kills
 
 
-@pytest.mark.timeout(240)
 def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
     began = console.argosy("run", "-n", "2", "-d", "--name", "night", SCRIPT, "night", "60")
     assert began.code == 0, began.text
@@ -79,7 +77,6 @@ def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
     ], calm.text
 
 
-@pytest.mark.timeout(240)
 def test_from_a_laptop_to_four_ranks_by_one_flag(console: Console) -> None:
     alone = console.run([sys.executable, SCRIPT, "moved", "20"])
     assert alone.code == 0, alone.text

@@ -1,4 +1,4 @@
-"""The torch hooks count, change no result, and stay out of the way. Each fact in a fresh interpreter."""
+"""The torch hooks count, change no result, and stay out of the way. Each fact in a process of its own."""
 
 import os
 from pathlib import Path
@@ -107,6 +107,7 @@ install_when_imported(page)
         + TRAIN
         + "train(False); print(seen().steps, seen().has(Flag.TORCH_HOOKS), seen().has(Flag.PROCESS_GROUP))",
         str(tmp_path),
+        has_torch=False,
     )
     assert printed == "True SourceFileLoader dict_keys(['name', 'path'])\n6 True False\n"
 
@@ -125,6 +126,7 @@ for _ in range(2):
         print(error, "torch" in sys.modules)
 """,
         str(tmp_path),
+        has_torch=False,
     )
     assert printed == "broken False\n" * 2
 
@@ -137,7 +139,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 print(torch.here, seen().flags)
 """
-    assert run_script(SETUP + script, str(tmp_path)) == "1 0\n"
+    assert run_script(SETUP + script, str(tmp_path), has_torch=False) == "1 0\n"
 
 
 def test_errors_of_operators_modules_and_loaders_are_torchs_own(tmp_path: Path):
@@ -203,5 +205,5 @@ print(sorted(int(batch) for batch in loader), seen().steps, seen().pid == os.get
 
 def test_the_door_is_cheap(tmp_path: Path):
     script = "import sys, argosy.observe; print({'torch', 'numpy', 'asyncio'} & set(sys.modules))"
-    assert run_script(script) == "set()\n"
+    assert run_script(script, has_torch=False) == "set()\n"
     assert os.listdir(tmp_path) == []

@@ -24,23 +24,19 @@ for step in run.steps(until=20):
 print("grouped", torch.distributed.is_initialized(), "generation", argosy.here().rank.generation, "step", run.step)
 """
 SPAWNS = """
-import os, sys, torch, torch.multiprocessing as mp
+import os, tempfile, torch, torch.multiprocessing as mp
 import torch.distributed as dist
 import argosy
 
-def work(rank, size, port):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    dist.init_process_group("gloo")
+def work(rank, size, file):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    dist.init_process_group("gloo", init_method=f"file://{file}")
     run = argosy.Run("own", seed=0)
     print("rank", run.rank, "of", run.size)
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    mp.spawn(work, (2, port), nprocs=2)
+    mp.spawn(work, (2, tempfile.mktemp()), nprocs=2)
 """
 
 

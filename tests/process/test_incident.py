@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from warm import warm
 
 from argosy.core import RankId, WaitStatus
 from argosy.process.evidence.frames import Frame, Stack, Thread
@@ -181,7 +182,7 @@ def test_the_error_of_a_real_gloo_peer_is_a_follower(tmp_path: Path):
     script = tmp_path / "peer.py"
     script.write_text(PEER)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    arguments = [sys.executable, str(script)]
+    arguments = [*warm(), str(script)]
     peers = [
         subprocess.Popen(
             [*arguments, str(rank), f"file://{tmp_path}/store"],
@@ -192,7 +193,7 @@ def test_the_error_of_a_real_gloo_peer_is_a_follower(tmp_path: Path):
         for rank in range(2)
     ]
     try:
-        logs = [process.communicate(timeout=100)[1] for process in peers]
+        logs = [process.communicate(timeout=300)[1] for process in peers]
     finally:
         for process in peers:
             process.kill()

@@ -1,17 +1,14 @@
 """`tools/sandbox.py` gives a command its own directories, and leaves neither files nor processes behind."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-SANDBOX = [
-    sys.executable,
-    str(Path(__file__).resolve().parents[2] / "tools" / "sandbox.py"),
-    sys.executable,
-    "-c",
-]
+TOOL = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools" / "sandbox.py")]
+SANDBOX = [*TOOL, sys.executable, "-c"]
 SHOW = """
 import json, os
 names = ["ARGOSY_RUNTIME_DIR", "ARGOSY_SHM_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "TMPDIR"]
@@ -57,3 +54,22 @@ print(left.pid)
     assert f"pid {pid}" in run.stderr
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_suites_run_one_after_another_and_a_killed_one_frees_the_machine(tmp_path: Path):
+    env = {**os.environ, "ARGOSY_SUITE_LOCK": str(tmp_path / "lock")}
+    program = "import os; print(os.getpid(), flush=True); input()"
+    alone = [*TOOL, "--alone", sys.executable, "-c", program]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(alone, env=env, **streams)
+    assert first.stdout
+    held = int(first.stdout.readline())
+    with first, subprocess.Popen(alone, env=env, **streams) as second:
+        assert second.stdout
+        assert second.stderr
+        assert f"waiting for another suite on this machine: pid {first.pid}, " in second.stderr.readline()
+        first.kill()
+        os.kill(held, signal.SIGKILL)
+        assert second.stdout.readline().strip().isdecimal()
+        assert second.communicate("\n")[1] == ""
+        assert second.returncode == 0

@@ -1,6 +1,4 @@
-"""A DataLoader whose workers use the start method given."""
-
-import sys
+"""DataLoaders whose workers use each of the start methods."""
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -20,8 +18,7 @@ def together(items: list[torch.Tensor]) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    loader = DataLoader(
-        Squares(), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1], collate_fn=together
-    )
-    for batch in loader:
-        print(batch.tolist())
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context=method, collate_fn=together)
+        for batch in loader:
+            print(method, batch.tolist())
