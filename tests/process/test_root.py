@@ -62,6 +62,13 @@ def test_p1_nobody_is_told_to_stop_before_the_evidence_is_taken():
     ]
 
 
+def test_a_restart_is_recorded_before_the_evidence_of_the_failure():
+    exited = root.Exited(RankId("main", 1), WaitStatus(code=3))
+    _, effects = root.react(begun(restart=Restart.all(1)), exited, 1.0)
+    told = [type(effect.fact if isinstance(effect, do.Record) else effect).__name__ for effect in effects]
+    assert told[:3] == ["RankExited", "Restarting", "TakeEvidence"]
+
+
 def test_p1_evidence_that_never_comes_is_not_waited_for_forever():
     state, _ = root.react(begun(), root.Exited(RankId("main", 1), WaitStatus(code=3)), 1.0)
     _, effects = root.react(state, root.Tick(), 1.0 + root.EVIDENCE_S)
@@ -122,7 +129,7 @@ def test_a_group_of_torchs_own_turns_rank_into_all_and_says_so():
     told = [effect.fact for effect in effects if isinstance(effect, do.Record)]
     restarting = [fact for fact in told if isinstance(fact, facts.Restarting)]
     assert restarting[0].ranks == [0, 1, 2]
-    assert "torch's own process group" in restarting[0].cause
+    assert "torch's own process group" in restarting[0].note
     assert state.turns[0].ranks == (0, 1, 2)
 
 

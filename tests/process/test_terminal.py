@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from console import Console, Ended, said, terminal
 from daemons import pause, script
@@ -111,28 +112,39 @@ def test_streams_that_go_apart_are_kept_apart(host: Console, tmp_path: Path):
     assert host.argosy("logs", "apart", "--stream", "stderr").err.count(b"err ") == 500
 
 
-FAILED = facts.IncidentTaken(at=1.0, incident="1", headline="rank 1 failed: exit code 3")
-RESTART = facts.Restarting(at=1.0, ranks=[0, 1], generation=1, cause="rank 1: exit code 3")
+RANK = RankId("main", 1)
+FAILED = facts.IncidentTaken(at=1.0, incident="1", headline="rank 1 failed: exit code 3", failed=RANK, first=RANK)
+RESTART = facts.Restarting(at=1.0, ranks=[0, 1], generation=1, cause="rank 1: exit code 3", failed=RANK)
 STARTED = facts.RankStarted(at=2.0, rank=RankId("main", 0, 1), pid=7)
+ENDED = facts.LaunchEnded(at=3.0, launch=1, code=3, reason="rank 1: exit code 3")
 
 
-@pytest.mark.parametrize("order", [[FAILED, RESTART], [RESTART, FAILED]])
-def test_a_failure_is_told_before_its_consequence(order: list[facts.AnyFact]):
-    teller = Teller(2)
-    said_ = [text for fact in [*order, *order] for text in teller.lines(fact)]
-    assert said_ == ["rank 1 failed: exit code 3; restarting ranks 0-1 as generation 1"] * 2
+def lines(size: int, *told: facts.AnyFact) -> list[str]:
+    teller = Teller(size)
+    return [text for fact in told for text in teller.lines(fact)]
 
 
-def test_a_failure_without_a_consequence_is_told_with_the_next_fact():
-    teller = Teller(2)
-    assert teller.lines(FAILED) == []
-    assert teller.lines(STARTED) == ["rank 1 failed: exit code 3"]
+def test_a_failure_and_its_consequence_are_one_line():
+    line = "rank 1 failed: exit code 3; restarting ranks 0-1 (generation 1)"
+    assert lines(2, RESTART, FAILED, STARTED, RESTART, FAILED) == [line, line]
+    gave_up = facts.GaveUp(at=1.0, reason="1 of 1 restarts are used", failed=RANK)
+    assert lines(2, gave_up, FAILED, ENDED) == ["rank 1 failed: exit code 3; not restarted: 1 of 1 restarts are used"]
 
 
-def test_a_restart_without_evidence_is_told_when_it_happens():
-    teller = Teller(2)
-    assert teller.lines(RESTART) == []
-    assert teller.lines(STARTED) == ["rank 1: exit code 3; restarting ranks 0-1 as generation 1"]
-    ended = facts.LaunchEnded(at=3.0, launch=1, code=0, reason="")
-    assert [text for fact in (FAILED, ended) for text in teller.lines(fact)] == [], "it was told already"
-    assert [text for fact in (FAILED, ended) for text in teller.lines(fact)] == ["rank 1 failed: exit code 3"]
+def test_a_restart_waits_for_its_own_failure():
+    other = msgspec.structs.replace(FAILED, failed=RankId("main", 0), headline="rank 0 failed: exit code 4")
+    assert lines(2, RESTART, other, FAILED) == [
+        "rank 0 failed: exit code 4",
+        "rank 1 failed: exit code 3; restarting ranks 0-1 (generation 1)",
+    ]
+
+
+def test_a_failure_without_a_consequence_is_told_unless_the_only_rank_says_it_itself():
+    assert lines(2, FAILED, ENDED) == ["rank 1 failed: exit code 3"]
+    assert lines(1, FAILED, ENDED) == []
+
+
+def test_a_restart_without_evidence_is_told_when_it_happens_and_not_again():
+    line = "rank 1: exit code 3; restarting ranks 0-1 (generation 1)"
+    assert lines(2, RESTART, STARTED, FAILED, ENDED) == [line]
+    assert lines(2, RESTART, STARTED, FAILED, FAILED) == [line, "rank 1 failed: exit code 3"]

@@ -133,6 +133,11 @@ def is_follower(exit: Exit) -> bool:
         text = exit.log_tail
     else:
         text = exception_line(exception_of(exit)) or "\n".join(last_lines(exit.log_tail, 3))
+    return is_connection_error(text)
+
+
+def is_connection_error(text: str) -> bool:
+    """Whether a message says no more than that another rank was gone."""
     return any(mark in text for mark in _FOLLOWING)
 
 

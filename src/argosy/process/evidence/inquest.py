@@ -196,7 +196,7 @@ class Inquest:
         self._crash = None
         exits = self._exits
         self._exits = [exit for exit in exits if exit.status.ok]
-        self._write(partial(self._crash_incident, first, cause, exits, stacks), stacks, self._crash_written)
+        self._write(partial(self._crash_incident, first, cause, exits, stacks), stacks, partial(self._crash_written, first))
 
     def _crash_incident(
         self, first: RankId, cause: str, exits: Sequence[Exit], stacks: Mapping[int, Stack]
@@ -217,10 +217,10 @@ class Inquest:
             stacks=summarise(stacks),
         )
 
-    def _crash_written(self, incident: Incident | None) -> None:
+    def _crash_written(self, failed: RankId, incident: Incident | None) -> None:
         if incident is not None:
-            taken = facts.IncidentTaken(at=time.time(), incident=incident.id, headline=incident.headline)
-            self._run.tell_fact(taken)
+            told = {"headline": incident.headline, "failed": failed, "first": incident.first}
+            self._run.tell_fact(facts.IncidentTaken(at=time.time(), incident=incident.id, **told))
         self._run.feed(root.EvidenceTaken())
 
     def _write(

@@ -37,6 +37,7 @@ END_S = 10.0
 """How long destructors may take after the last line of the script, its threads and its atexit functions."""
 _kept: list[object] = []
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_HOOKS = f"{_PACKAGE}observe{os.sep}"
 
 
 class Inherited(NamedTuple):
@@ -160,7 +161,7 @@ def _hide_frames(error: BaseException) -> None:
                 frames, tail = [*frames, trace], []
             trace = trace.tb_next
         if frames and not isinstance(each, ArgosyError) and isinstance(each, Exception):
-            frames += tail
+            frames += [trace for trace in tail if not trace.tb_frame.f_code.co_filename.startswith(_HOOKS)]
         kept: types.TracebackType | None = None
         for frame in reversed(frames):
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)

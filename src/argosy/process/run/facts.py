@@ -51,11 +51,14 @@ class RankPaused(Fact, frozen=True, kw_only=True):
 
 
 class Restarting(Fact, frozen=True, kw_only=True):
-    """Ranks are being replaced; `ranks` are indices, `generation` the new one."""
+    """Ranks are being replaced because `failed` did; `ranks` are indices, `generation` the new one."""
 
     ranks: list[int]
     generation: int
     cause: str
+    failed: RankId | None = None
+    note: str = ""
+    """Why more ranks are replaced than the policy says."""
     delay_s: float = 0.0
 
 
@@ -63,6 +66,7 @@ class GaveUp(Fact, frozen=True, kw_only=True):
     """The restart policy allows no more; the run ends with the first failure."""
 
     reason: str
+    failed: RankId | None = None
 
 
 class HangSeen(Fact, frozen=True, kw_only=True):
@@ -80,10 +84,15 @@ class HangEnded(Fact, frozen=True, kw_only=True):
 
 
 class IncidentTaken(Fact, frozen=True, kw_only=True):
-    """Evidence was written to `incidents/<incident>/`."""
+    """Evidence was written to `incidents/<incident>/`.
+
+    `failed` is the rank whose failure was seen first. The evidence may show that it failed because of rank `first`.
+    """
 
     incident: str
     headline: str
+    failed: RankId | None = None
+    first: RankId | None = None
 
 
 class StopAsked(Fact, frozen=True, kw_only=True):

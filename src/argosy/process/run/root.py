@@ -261,29 +261,33 @@ def _failed(state: RunState, failure: Failure, code: int, grouped: bool) -> Step
         return state, []  # P4
     state = msgspec.structs.replace(state, failures=(*state.failures, failure))
     decision = decide_restart(state.restart, state.failures, state.dims)
-    evidence = do.TakeEvidence(state.rank(index), failure.cause)
-    effects: list[do.Effect] = [evidence]
+    failed = state.rank(index)
+    evidence = do.TakeEvidence(failed, failure.cause)
+    effects: list[do.Effect] = []
     if isinstance(decision, GiveUp):
         if state.restart.policy not in ("auto", "never") or failure.managed:
-            effects.append(do.Record(facts.GaveUp(at=now, reason=decision.reason)))
+            effects.append(do.Record(facts.GaveUp(at=now, reason=decision.reason, failed=failed)))
         turn = Turn(_everyone(state), failure.cause, final=True, code=code)
     else:
-        ranks, cause = decision.ranks, failure.cause
+        ranks, note = decision.ranks, ""
         if grouped and not failure.managed and len(ranks) < len(state.slots):
             ranks = _everyone(state)
-            cause += "; all ranks restart, because torch's own process group cannot take one rank back"
-        turn = Turn(ranks, cause, final=False, start_at=now + decision.delay_s)
+            note = "torch's own process group cannot take one rank back"
+        turn = Turn(ranks, failure.cause, final=False, start_at=now + decision.delay_s)
         fact = facts.Restarting(
             at=now,
             ranks=list(ranks),
             generation=_next_generation(state, ranks),
-            cause=cause,
+            cause=failure.cause,
+            failed=failed,
+            note=note,
             delay_s=decision.delay_s,
         )
         effects.append(do.Record(fact))
     if state.alive(turn.ranks):  # P1
         turn = msgspec.structs.replace(turn, awaiting_evidence_until=now + EVIDENCE_S)
-    return msgspec.structs.replace(state, turns=_merge(state.turns, turn), owed=(*state.owed, evidence)), effects
+    state = msgspec.structs.replace(state, turns=_merge(state.turns, turn), owed=(*state.owed, evidence))
+    return state, [*effects, evidence]
 
 
 def _stop(state: RunState, event: StopWanted, now: float) -> Step:

@@ -33,6 +33,7 @@ from argosy.process.output.tail import Tail
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import reach_agent
+from argosy.process.terminal.fold import Folder
 from argosy.process.terminal.tell import Teller
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -55,6 +56,8 @@ class Foreground:
         self._merger = Merger(welcome.size, prefix=welcome.size > 1)
         self._tail = Tail()
         self._teller = Teller(welcome.size)
+        self._folder = Folder(self._log_of)
+        self._generations: dict[int, int] = {}
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._signals: list[tuple[int, float]] = []
         self._stopped_at = -REPEAT_S
@@ -66,6 +69,8 @@ class Foreground:
         self._followed: set[RankId] = set()
         self._explained = False
         """A rank ended by itself: its output says what there is to say."""
+        self._reported = False
+        """The terminal has said which rank failed first."""
         self._chatty = welcome.size > 1 or sys.stderr.isatty()
 
     def run(self) -> int:
@@ -114,6 +119,7 @@ class Foreground:
         match fact:
             case facts.RankStarted(rank=rank):
                 self._quiet = False
+                self._folder.first = None
                 self._follow(rank)
             case facts.RankExited(rank=rank, asked=asked):
                 self._follow(rank)  # One that could not start has its reason in its log.
@@ -128,16 +134,23 @@ class Foreground:
         for text in self._teller.lines(fact) if told else ():
             self._drain(final=True)
             self._say(text)
+        if isinstance(fact, facts.IncidentTaken) and fact.first is not None:
+            self._folder.first = fact.first.index
+            self._reported = True
 
     def _follow(self, rank: RankId) -> None:
         """Show what a rank writes."""
         if rank in self._followed:
             return
         self._followed.add(rank)
+        self._generations[rank.index] = rank.generation
         for stream in self._shown[rank.index] if self._shown is not None else ():
-            ending = "out" if stream == "stdout" else "err"
-            path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
-            self._tail.add(rank.index, stream, path)
+            self._tail.add(rank.index, stream, self._log_of(rank.index, stream))
+
+    def _log_of(self, index: int, stream: Stream) -> str:
+        """The file that the newest process of a rank writes to."""
+        ending = "out" if stream == "stdout" else "err"
+        return os.path.relpath(f"{self._welcome.logs}/{index}.{self._generations[index]}.{ending}")
 
     def _drain(self, final: bool = False) -> None:
         """Show what the ranks wrote; `final` until the files are read to their ends."""
@@ -149,9 +162,13 @@ class Foreground:
             if not final or not chunks:
                 return
 
-    def _write(self, now: float) -> None:
-        for out in self._merger.due(now):
-            self._put(out.stream, self._merger.render(out, self._colour))
+    def _write(self, now: float, *, final: bool = False) -> None:
+        outs = self._merger.due(now)
+        for out in self._folder.take(outs, now, final=final) if self._welcome.size > 1 else outs:
+            if isinstance(out, str):
+                self._say(out)
+            else:
+                self._put(out.stream, self._merger.render(out, self._colour))
 
     def _put(self, stream: Stream, data: bytes) -> None:
         """Write to the terminal, whatever it is; the run does not depend on it."""
@@ -175,12 +192,13 @@ class Foreground:
     def _farewell(self, code: int) -> None:
         for index in range(self._welcome.size):
             self._merger.close(index, time.monotonic())
-        self._write(time.monotonic() + 60)
+        self._write(time.monotonic() + 60, final=True)
         if code and code < 128 and not self._explained and not self._chatty:
             self._say(self._reason)
         if code and self._chatty:
             name = Path(self._welcome.directory).name
-            self._say(f"{name} ended with exit code {code}: {self._reason}; `argosy why {name}` tells more")
+            reason = "" if self._reported else f": {self._reason}"
+            self._say(f"{name} ended with exit code {code}{reason}; see `argosy why {name}`")
 
     def _take_signals(self) -> Callable[[], None]:
         def note(number: int, _: FrameType | None) -> None:
