@@ -11,7 +11,6 @@ from daemons import WAITS, daemon, kill, ranks, run_of
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_facts, read_record
 
-
 BLOCK = 4096
 
 

@@ -196,7 +196,9 @@ class Inquest:
         self._crash = None
         exits = self._exits
         self._exits = [exit for exit in exits if exit.status.ok]
-        self._write(partial(self._crash_incident, first, cause, exits, stacks), stacks, partial(self._crash_written, first))
+        self._write(
+            partial(self._crash_incident, first, cause, exits, stacks), stacks, partial(self._crash_written, first)
+        )
 
     def _crash_incident(
         self, first: RankId, cause: str, exits: Sequence[Exit], stacks: Mapping[int, Stack]
