@@ -221,8 +221,14 @@ class Inquest:
 
     def _crash_written(self, failed: RankId, incident: Incident | None) -> None:
         if incident is not None:
-            told = {"headline": incident.headline, "failed": failed, "first": incident.first}
-            self._run.tell_fact(facts.IncidentTaken(at=time.time(), incident=incident.id, **told))
+            taken = facts.IncidentTaken(
+                at=time.time(),
+                incident=incident.id,
+                headline=incident.headline,
+                failed=failed,
+                first=incident.first,
+            )
+            self._run.tell_fact(taken)
         self._run.feed(root.EvidenceTaken())
 
     def _write(

@@ -105,7 +105,7 @@ def _judge_torch(seen: Measured) -> Check:
     seconds = seen.torch_import_s
     took = "" if seconds is None else f", imported in {seconds:.1f} s (once, not per rank)"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    version: tuple[int, int] = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < TORCH:
         says = f"{seen.torch} is too old for argosy.Run and the collectives{took}"
         return Check("torch", "warn", says, f"install torch {_dotted(TORCH)}; `argosy run` starts scripts of any torch")
