@@ -11,7 +11,7 @@ import msgspec
 
 from argosy.process.upkeep.clean_plan import format_bytes
 
-TORCH = (2, 15)
+TORCH: tuple[int, int] = (2, 15)
 """The one that `Run` and the collectives need, and the newest that was tried."""
 NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)")
 LOCAL_HINT = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
@@ -105,7 +105,7 @@ def _judge_torch(seen: Measured) -> Check:
     seconds = seen.torch_import_s
     took = "" if seconds is None else f", imported in {seconds:.1f} s (once, not per rank)"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
-    version: tuple[int, int] = (int(match[1]), int(match[2])) if match else (0, 0)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < TORCH:
         says = f"{seen.torch} is too old for argosy.Run and the collectives{took}"
         return Check("torch", "warn", says, f"install torch {_dotted(TORCH)}; `argosy run` starts scripts of any torch")
