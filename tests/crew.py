@@ -18,7 +18,6 @@ _PARENT = """
 import importlib, os, pathlib, sys, traceback
 import torch, torch.distributed as dist
 import argosy.collective
-torch.set_num_threads(1)
 directory, script, preload = sys.argv[1:4]
 for name in preload.split():
     importlib.import_module(name)
@@ -29,6 +28,7 @@ def form(backend="argosy", **options):
     return dist.group.WORLD
 
 def run(rank):
+    torch.set_num_threads(1)
     out = os.open(f"{directory}/out{party}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(out, 1), os.dup2(out, 2)
     code = 0

@@ -22,7 +22,6 @@ _PARENT = """
 import os, pathlib, sys, time
 import torch, torch.distributed as dist
 from argosy.observe import Page, attach, install
-torch.set_num_threads(1)
 directory, size = sys.argv[1], int(sys.argv[2])
 install()
 
@@ -36,6 +35,7 @@ for rank in range(size):
     if pid:
         children.append(pid)
         continue
+    torch.set_num_threads(1)
     page = Page.create(f"{directory}/page{rank}")
     attach(page)
     out = os.open(f"{directory}/out{rank}", os.O_CREAT | os.O_WRONLY, 0o600)

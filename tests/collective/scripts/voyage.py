@@ -277,6 +277,7 @@ class Supervisor:
             self.pids[pid] = rank
             return pid
         code = 1
+        torch.set_num_threads(1)
         try:
             rank_main(self.ship, rank, self.lives[rank])
             code = 0
@@ -313,7 +314,7 @@ class Supervisor:
 
 
 def main():
-    torch.set_num_threads(1)  # and nothing is computed here: autograd's threads do not start in forks of what did
+    # Nothing is computed here: autograd's threads do not start in forks of a process that did.
     gc.freeze()  # a collection in a rank would copy the pages of all modules
     port = open_store()
     for voyage in sys.argv[1:]:

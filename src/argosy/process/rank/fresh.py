@@ -109,11 +109,10 @@ def _set_threads(variables: Mapping[str, str], blas: Sequence[Callable[[int], ob
     for setter in blas:
         setter(blas_threads(variables, cores))
     asked = variables.get("OMP_NUM_THREADS", "").partition(",")[0]
-    torch = cast(Any, sys.modules.get("torch"))
-    if torch is not None and asked.isdecimal() and int(asked) > 0:
-        wanted = min(int(asked), cores)
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+    if (torch := cast(Any, sys.modules.get("torch"))) is not None:
+        wanted = min(int(asked), cores) if asked.isdecimal() and int(asked) > 0 else torch.get_num_threads()
+        # Always: torch replaces a forked thread pool at the next call, and aborts if two threads make that call at once.
+        torch.set_num_threads(wanted)
 
 
 class _Tolerant(io.FileIO):
