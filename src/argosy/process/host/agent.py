@@ -272,7 +272,7 @@ class Agent:
 
     def launch(self, link: Link[ToAgent], message: LaunchRun, fds: list[int]) -> list[int]:
         """Accept a run, or say why not."""
-        launch = message.launch
+        launch = msgspec.structs.replace(message.launch, key=self.pool.key_for(message.launch))
         if launch.fresh:
             free = free_directory(Path(launch.directory))
             launch = msgspec.structs.replace(launch, directory=str(free), name=free.name)
