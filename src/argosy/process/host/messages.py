@@ -241,6 +241,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     dims: dict[str, int] = {}
     spares: list[int] = []
     """Their pids."""
+    supervised: bool = True
+    """False between the death of an agent and the next one."""
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
