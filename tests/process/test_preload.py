@@ -1,6 +1,5 @@
 """Facts about which imports a zygote keeps, passes over or is spoiled by."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import argosy
 from argosy.process.imports.scan import DYNAMO, TORCH
-from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, edited, loaded_files, without
+from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, without
 
 PROGRAM = """
 import dataclasses, json, os, sys
@@ -160,14 +159,9 @@ def test_variables_that_the_script_sets_count_at_import_and_not_after(tmp_path: 
     assert done["spoiled"] == [["reads", "reads reads LATE"]]
 
 
-def test_an_edited_file_of_a_loaded_module_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "edited_while_warm.py"
-    module.write_text("x = 1")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.import_module("edited_while_warm")
-    files = loaded_files()
-    assert edited(files) == []
-    os.utime(module, ns=(0, 1))
-    assert edited(files) == [str(module)]
-    module.unlink()
-    assert edited(files) == [str(module)]
+def test_the_variables_that_imports_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("import os\nos.environ.get('ONE')\n'TWO' in os.environ\nos.environ.copy()")
+    (tmp_path / "walks.py").write_text("import os\n[name for name in os.environ if name.startswith('MY_')]")
+    assert {"ONE", "TWO"} <= {*run(tmp_path, "reads")["read"]}
+    assert "*" not in run(tmp_path, "reads")["read"]
+    assert "*" in run(tmp_path, "walks")["read"]

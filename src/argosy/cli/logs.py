@@ -92,7 +92,7 @@ def show(
                 merger.feed(rank, stream_of, b"", time.monotonic())  # It has like lines to say: they are waited for.
             while pour():
                 pass
-        alive = follow and any(run.directory == str(directory) for run in list_runs().runs)
+        alive = follow and any(run.directory == str(directory) for run in list_runs(everywhere=True).runs)
         if not alive:
             break
         until = time.monotonic() + 0.5

@@ -33,7 +33,7 @@ def command(everything: bool, as_json: bool) -> None:
     """List the runs that are alive on this machine, with their ranks."""
     from argosy.process import list_runs
 
-    alive = list_runs()
+    alive = list_runs(everywhere=True)
     living, ended = living_rows(alive), ended_rows({run.directory for run in alive.runs})
     shown = [*living, *ended] if everything else living
     if as_json:

@@ -25,7 +25,7 @@ def command(run: str, as_json: bool) -> None:
 
     directory = find_run(run)
     record = read_record(directory)
-    alive = list_runs()
+    alive = list_runs(everywhere=True)
     living = next((each for each in alive.runs if each.directory == str(directory)), None)
     steps = [rank.steps for rank in living.ranks] if living else []
     view = RunView(
@@ -33,7 +33,7 @@ def command(run: str, as_json: bool) -> None:
         directory=str(directory),
         argv=record.argv,
         state="running" if living else "ended" if record.state == "ended" else "lost",
-        supervised=bool(alive.daemons),
+        supervised=living is None or living.supervised,
         size=record.size,
         started_at=record.started_at,
         now=time.time(),

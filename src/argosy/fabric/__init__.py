@@ -10,6 +10,8 @@ from argosy.fabric.host_identity import host_id
 from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
 from argosy.fabric.paths import (
     cache_dir,
+    made_directories,
+    make_runtime,
     runtime_dir,
     shared_memory_dir,
     shared_memory_path,
@@ -57,6 +59,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "host_id",
     "listen",
     "peer_credentials",
+    "made_directories",
+    "make_runtime",
     "runtime_dir",
     "shared_memory_dir",
     "shared_memory_path",

@@ -1,5 +1,6 @@
 """The directories of Argosy that belong to no run: sockets, rings, the index of runs, caches."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -38,8 +39,8 @@ def runtime_dir() -> Path:
             f"the runtime directory's path is too long for a socket: {path}",
             hint="set ARGOSY_RUNTIME_DIR to a shorter path on a local disk",
         )
+    make_runtime(path)
     for directory in [path] if given else [path.parent, path]:
-        directory.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigError(
@@ -49,6 +50,26 @@ def runtime_dir() -> Path:
         if status.st_mode & 0o077:
             directory.chmod(0o700)
     return path
+
+
+def make_runtime(runtime: Path) -> None:
+    """Make a runtime directory if it is missing, and note in it what was made."""
+    missing = [path for path in (runtime, *runtime.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    if missing:
+        with contextlib.suppress(OSError):  # A full disk: then the directory stays.
+            (runtime / "made").write_bytes(b"\n".join(os.fsencode(path) for path in missing))
+
+
+def made_directories(runtime: Path) -> list[Path]:
+    """The directories that are Argosy's to remove when the runtime directory is not used any more, innermost first."""
+    home = Path(f"/tmp/argosy-{os.getuid()}")
+    if runtime.parent == home:
+        return [runtime, home]
+    with contextlib.suppress(OSError):
+        return [Path(os.fsdecode(line)) for line in (runtime / "made").read_bytes().splitlines()]
+    return []
 
 
 def shared_memory_path(runtime: Path) -> Path:

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from argosy.process.rank.environment import seal_environment as seal_environment
     from argosy.process.run.launch import Launch as Launch
     from argosy.process.run.launch import rank_defaults as rank_defaults
-    from argosy.process.run.launch import zygote_key as zygote_key
     from argosy.process.run.restart import Restart as Restart
     from argosy.process.run.restart import parse_restart as parse_restart
     from argosy.process.run.rundir import RunRecord as RunRecord
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from argosy.process.run.rundir import logs_directory as logs_directory
     from argosy.process.run.rundir import read_facts as read_facts
     from argosy.process.run.rundir import read_record as read_record
+    from argosy.process.run.zygote_key import zygote_key as zygote_key
     from argosy.process.terminal.client import ask as ask
     from argosy.process.terminal.client import end_daemons as end_daemons
     from argosy.process.terminal.client import find_living as find_living

@@ -68,7 +68,8 @@ from argosy.process.host.running import Running
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.rank.lifeline import Lifeline
 from argosy.process.run import root
-from argosy.process.run.rundir import Owner, RunDir, absent, free_directory, index_run, next_launch, run_id
+from argosy.process.run.owner import Owner
+from argosy.process.run.rundir import RunDir, absent, free_directory, index_run, next_launch, run_id
 
 UPKEEP_S = 2.0
 
@@ -272,7 +273,7 @@ class Agent:
 
     def launch(self, link: Link[ToAgent], message: LaunchRun, fds: list[int]) -> list[int]:
         """Accept a run, or say why not."""
-        launch = message.launch
+        launch = msgspec.structs.replace(message.launch, key=self.pool.key_for(message.launch))
         if launch.fresh:
             free = free_directory(Path(launch.directory))
             launch = msgspec.structs.replace(launch, directory=str(free), name=free.name)

@@ -54,6 +54,7 @@ def _info(run: str, remembered: Remembered, memory: Path) -> RunInfo:
         launch.detached,
         ranks,
         launch.dims,
+        supervised=False,
     )
 
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from argosy.fabric import make_runtime
+
 _started: "list[subprocess.Popen[bytes]]" = []
 
 
@@ -27,7 +29,7 @@ def start_warden(runtime: Path, agent_pid: int = 0) -> None:
     """
     for earlier in _started:
         earlier.poll()  # A caller that lives long is their parent.
-    runtime.mkdir(mode=0o700, parents=True, exist_ok=True)  # A leaving warden may just have removed it.
+    make_runtime(runtime)  # A leaving warden may just have removed it.
     with open(runtime / "warden.out", "ab") as out:
         started = subprocess.Popen(
             daemon_argv("warden", str(runtime), str(agent_pid)),

@@ -110,6 +110,7 @@ class ZygoteHello(Message, frozen=True):
     children: list[Child] = []
     ready: bool = False
     runs: list[str] = []
+    shared_key: str = ""
 
 
 class ZygoteReady(Message, frozen=True):
@@ -120,6 +121,10 @@ class ZygoteReady(Message, frozen=True):
     spoiled: list[tuple[str, str]]
     has_torch: bool
     seconds: float
+    read: list[str] = []
+    """Variables that the imports read."""
+    shared_key: str = ""
+    """The key of all launches that agree on these."""
 
 
 class Forked(Message, frozen=True):
@@ -236,6 +241,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     dims: dict[str, int] = {}
     spares: list[int] = []
     """Their pids."""
+    supervised: bool = True
+    """False between the death of an agent and the next one."""
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
@@ -285,9 +292,10 @@ ToClient = Refused | Welcome | Happened | Notice | Runs | Stacks | Environment |
 
 
 class Preload(Message, frozen=True):
-    """Import these before anything is forked."""
+    """Import these before anything is forked; `imports` names them for the key of the launches that share them."""
 
     entries: list[str]
+    imports: str
 
 
 class RankSpec(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from argosy.process.imports.scan import OF_TORCH, TORCH
 from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, without
 from argosy.process.run.launch import Launch, rank_defaults
 from argosy.process.run.rundir import write_atomically
+from argosy.process.run.zygote_key import imports_id, remember_reads
 
 WARM_MAX = 4
 TRIES_MAX = 4
@@ -43,6 +44,8 @@ class Zygote:
         self.link: Link[ToAgent] | None = None
         self.pid = 0
         self.ready = False
+        self.shared_key = ""
+        """The key of all launches that it can serve, when it is ready."""
         self.tries = 1
         self.used_at = time.monotonic()
         self.began_at = time.monotonic()
@@ -57,6 +60,11 @@ class Pool:
         self._spawn = spawn
         self.zygotes: dict[str, Zygote] = {}
         self._sealed: dict[str, int] = {}
+
+    def key_for(self, launch: Launch) -> str:
+        """The key of the zygote that serves a launch: its own, or that of one with other values of unread variables."""
+        serve = (zygote.key for zygote in self.zygotes.values() if zygote.ready and zygote.shared_key == launch.key)
+        return next(serve, launch.key)
 
     def want(self, launch: Launch, sealed: int, ready: Ready, notice: Callable[[str], None]) -> None:
         """Call `ready` when the launch's zygote can fork; `notice` hears what is worth a line."""
@@ -99,10 +107,12 @@ class Pool:
         if zygote is None or (zygote.link is not None and zygote.link is not link):
             return False
         zygote.link, zygote.pid, zygote.ready = link, hello.born.pid, hello.ready
+        zygote.shared_key = hello.shared_key
         if hello.ready:
             self._announce(zygote)
         else:
-            link.send(Preload(zygote.entries))
+            assert zygote.launch is not None  # It was started for one, or is expected for one.
+            link.send(Preload(zygote.entries, imports_id(zygote.launch)))
         return True
 
     def expect(self, launch: Launch, sealed: int) -> None:
@@ -121,11 +131,12 @@ class Pool:
         zygote = self.zygotes.get(message.key)
         if zygote is None:
             return
+        assert zygote.launch is not None  # Only those that were started for one are told to import.
         if not message.spoiled:
-            zygote.ready = True
+            zygote.ready, zygote.shared_key = True, message.shared_key
+            remember_reads(imports_id(zygote.launch), message.read)
             self._announce(zygote)
             return
-        assert zygote.launch is not None  # Only those that were started for one are told to import.
         result = Preloaded((), {}, tuple(message.spoiled), {}, {}, message.has_torch)
         self._remember(zygote.launch, dict(message.spoiled))
         for entry, reason in message.spoiled:

@@ -5,7 +5,8 @@ descriptors on a shelf for the next agent. It holds no user code, no torch, and 
 
 W1  One warden per runtime directory: a lock on `warden.lock` says who.
 W2  The agent is restarted whenever it ends before `Quit`; after five quick deaths, slower.
-W3  After `Quit` no descendant, no zygote of a killed warden, and no file of the runtime directory is left.
+W3  After `Quit` no descendant, no zygote of a killed warden, and no file of the runtime directory is left; nor the
+    directory itself, if Argosy made it.
 W4  It serves its own directory: one that was removed is never written to again, and whoever has it now is left alone.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 import setproctitle
 
 from argosy.core import ArgosyError, RankId
-from argosy.fabric import Link, accept, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import Link, accept, listen, made_directories, peer_credentials, shared_memory_dir
 from argosy.process.host.daemons import daemon_argv
 from argosy.process.host.messages import (
     Attach,
@@ -51,7 +52,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
 OWN_FILES = (
     *("*.sock", "warden.out", "agent.out", "zygote-*.out", "agent.log", "exits", "lifeline", "warden.lock"),
-    "keeper-*.sock.*",
+    *("keeper-*.sock.*", "made"),
 )
 
 
@@ -225,13 +226,14 @@ class Warden:
             deadline = time.monotonic() + _QUIT_S
         if self.lifeline.replaced:  # W4
             return
+        made = made_directories(self.runtime)
         remove_parent(self.runtime)
         shutil.rmtree(shared_memory_dir(self.runtime), ignore_errors=True)
         shutil.rmtree(self.runtime / "runs", ignore_errors=True)
         for pattern in OWN_FILES:  # By name: the directory may be one that the user chose and uses.
             for path in self.runtime.glob(pattern):
                 path.unlink(missing_ok=True)
-        for directory in (self.runtime, self.runtime.parent):
+        for directory in made:
             with contextlib.suppress(OSError):
                 directory.rmdir()
 

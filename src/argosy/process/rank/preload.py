@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from argosy.process.imports.scan import DYNAMO, OF_TORCH, TORCH
 from argosy.process.rank.fitness import changes, compare, look
+from argosy.process.run.zygote_key import ALL
 
 # Set before the interpreter starts: these libraries would start threads at import.
 PRELOAD_ENV = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -39,6 +40,8 @@ class Preloaded:
     seconds: Mapping[str, float]
     environ: Mapping[str, str | None]
     has_torch: bool
+    read: tuple[str, ...] = ()
+    """Variables that the imports read; `ALL` if one went through the whole environment."""
 
     @property
     def torch_spoiled(self) -> str | None:
@@ -97,13 +100,14 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
     environ: dict[str, str | None] = {}
     todo = [entry for entry in entries if not entry.startswith("$")]
     watched = RANK_VARIABLES | {entry[1:] for entry in entries if entry.startswith("$") and "=" not in entry}
+    read: set[str] = set()
     before = look()
     if len(before.threads) != 1:
         raise RuntimeError(f"preload needs a process with one thread, this one has {len(before.threads)}")
     for entry in todo:
         report(entry)
         began = time.perf_counter()
-        with _recording(watched) as reasons:
+        with _recording(watched, read) as reasons:
             error = _import(entry)
         seconds[entry] = time.perf_counter() - began
         after = look(threads_before=before.threads)
@@ -120,31 +124,8 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
             # A package brought torch in: every rank would import the companions for itself.
             todo += [*TORCH, DYNAMO]
         before = after
-    return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, "torch" in sys.modules)
-
-
-def loaded_files() -> dict[str, int]:
-    """Return the files of the modules loaded so far and when each was changed."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return {file: changed for file in files if file and (changed := _changed_ns(file))}
-
-
-def edited(files: Mapping[str, int]) -> list[str]:
-    """Return which of `loaded_files` changed since: a warm zygote would hide an edit in site-packages."""
-    return [file for file, changed in files.items() if _changed_ns(file) != changed]
-
-
-def _changed_ns(file: str) -> int:
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def restore_env(original: Mapping[str, str]) -> None:
-    """Undo `PRELOAD_ENV`: give its variables the values they have in the run's environment, or none."""
-    for name in PRELOAD_ENV:
-        _put(name, original.get(name))
+    has_torch = "torch" in sys.modules
+    return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, has_torch, tuple(sorted(read)))
 
 
 def _import(entry: str) -> str | None:
@@ -161,20 +142,28 @@ def _import(entry: str) -> str | None:
 
 
 @contextmanager
-def _recording(watched: Collection[str]) -> Generator[list[str]]:
-    """Note what an import reads of the rank's identity and what it writes, as reasons against it."""
+def _recording(watched: Collection[str], read: set[str]) -> Generator[list[str]]:
+    """Note what an import reads of the rank's identity and what it writes, as reasons against it.
+
+    All variables that it reads are added to `read`.
+    """
     reasons: list[str] = []
     plain, argv = type(os.environ), sys.argv
 
     class Environ(plain):
         def __getitem__(self, key: str) -> str:
+            read.add(str(key))  # Some ask with bytes, in vain.
             if key in watched:
                 reasons.append(f"{_caller()} reads {key}")
             return super().__getitem__(key)
 
+        def __iter__(self) -> Iterator[str]:
+            read.add(ALL)
+            return super().__iter__()
+
         def copy(self) -> dict[str, str]:
-            # Copying the whole is no interest in the rank: children inherit it so.
-            return {key: plain.__getitem__(self, key) for key in self}
+            # Copying the whole is no interest in any variable: children inherit it so.
+            return {key: plain.__getitem__(self, key) for key in plain.__iter__(self)}
 
     class Argv(list[str]):
         def __getitem__(self, index: Any) -> Any:

@@ -53,6 +53,7 @@ from argosy.process.rank.preload import Preloaded, preload
 from argosy.process.rank.spares import Spares, wait_as_spare
 from argosy.process.rank.store import serve_store
 from argosy.process.rank.threads import blas_setters
+from argosy.process.run.zygote_key import key_for
 
 START_S = 2.0
 """Without an agent for this long, the zygote starts a warden."""
@@ -69,6 +70,8 @@ class Zygote:
         self.runtime, self.key = runtime, key
         self.reaper = Reaper(runtime)
         self.ready = False
+        self.shared_key = ""
+        self.environ = dict(os.environ)
         self.retired = False
         self.inherited = Inherited(runtime, {}, [], fresh)
         self.link: Link[ToZygote] | None = None
@@ -98,7 +101,7 @@ class Zygote:
                 self.retired = False  # The next agent decides anew.
                 children = list(self.reaper.children.values())
                 runs = list(self.sealed)
-                hello = ZygoteHello(self.key, self.born, children, self.ready, runs)
+                hello = ZygoteHello(self.key, self.born, children, self.ready, runs, self.shared_key)
                 self.link.send(hello, [self.sealed[run] for run in runs])
                 self.told = {}
                 self.mind_spares(self.link)
@@ -147,8 +150,8 @@ class Zygote:
     def handle(self, link: Link[ToZygote], message: ToZygote, fds: list[int]) -> None:
         """Do what the agent asks."""
         match message:
-            case Preload(entries):
-                self.preload(link, entries)
+            case Preload():
+                self.preload(link, message)
             case Fork():
                 self.keep(message.run, fds[0])
                 self.spares.want(message.run, message.launch.spares)
@@ -166,10 +169,10 @@ class Zygote:
             case Retire():
                 self.retired = True
 
-    def preload(self, link: Link[ToZygote], entries: list[str]) -> None:
+    def preload(self, link: Link[ToZygote], message: Preload) -> None:
         """Import what the ranks will need, and say how that went."""
         began = time.monotonic()
-        result: Preloaded = preload(entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
+        result: Preloaded = preload(message.entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
         self.inherited = Inherited(self.runtime, changed, blas_setters(), self.inherited.fresh)
@@ -177,8 +180,18 @@ class Zygote:
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled
-        seconds = time.monotonic() - began
-        link.send(ZygoteReady(self.key, list(result.loaded), list(result.spoiled), result.has_torch, seconds))
+        self.shared_key = key_for(message.imports, self.environ, result.read)
+        link.send(
+            ZygoteReady(
+                self.key,
+                list(result.loaded),
+                list(result.spoiled),
+                result.has_torch,
+                time.monotonic() - began,
+                list(result.read),
+                self.shared_key,
+            )
+        )
         setproctitle.setproctitle(f"argosy: zygote {self.key} {' '.join(result.loaded[:4])}")
 
     def fork_rank(self, link: Link[ToZygote], message: Fork, spec: RankSpec, fds: list[int]) -> None:

@@ -1,15 +1,10 @@
 """What one `argosy run` asks for, and the environment that each of its ranks gets."""
 
-import hashlib
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from argosy.process.run.restart import Restart
-
-UNKEYED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "WINDOWID", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
-UNKEYED_PREFIXES = ("TERM", "SSH_", "TMUX", "ARGOSY_")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,17 +59,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         for extent in self.dims.values():
             size *= extent
         return size
-
-
-def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:
-    """Name the zygote that can fork these ranks: equal inputs, equal process image."""
-    digest = hashlib.blake2s(digest_size=8)
-    for part in (*launch.python, "", launch.fingerprint, "", *launch.preload, ""):
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    for name in sorted(env):
-        if name not in UNKEYED and not name.startswith(UNKEYED_PREFIXES):
-            digest.update(f"{name}={env[name]}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:

@@ -16,9 +16,10 @@ from typing import Literal
 import msgspec
 
 from argosy.core import ConfigError
-from argosy.fabric import state_dir
+from argosy.fabric import runtime_dir, state_dir
 from argosy.process.run.facts import AnyFact
 from argosy.process.run.launch import Launch
+from argosy.process.run.owner import Owner, is_elsewhere, read_owner
 from argosy.process.run.retrying_journal import RetryingJournal, read_records
 
 _fact_decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -41,14 +42,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """Where the output of this launch is, if not in the directory."""
     started_at: float
     ended_at: float | None = None
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """Who works on the directory: the run of one runtime directory of one host."""
-
-    host: str
-    runtime: str
-    run: str
 
 
 def absent(*paths: Path) -> list[Path]:
@@ -120,19 +113,19 @@ class RunDir:
         raise ConfigError(f"another launch took the directory just now: {self.path}")
 
     def _refuse_if_live(self, owner: Owner, is_live: Sequence[str]) -> None:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            other = read_owner(self.path)
-            elsewhere = other.host != owner.host
-            if elsewhere or other.run in is_live or (other.runtime != owner.runtime and Path(other.runtime).exists()):
-                raise ConfigError(
-                    f"another launch works on this directory: {self.path}",
-                    hint=f"it runs on {other.host}; stop it with `argosy stop {self.path.name}`, or use another --dir",
-                )
+        other, runtime = read_owner(self.path), Path(owner.runtime)
+        if other is not None and (other.run in is_live or is_elsewhere(other, runtime)):
+            stop = other.command(f"stop {self.path.name}", runtime)
+            raise ConfigError(
+                f"another launch works on this directory: {self.path}",
+                hint=f"it runs on {other.host}; stop it with `{stop}`, or use another --dir",
+            )
 
     def release(self, run: str) -> None:
         """Let the next launch have the directory, unless it has it."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            if read_owner(self.path).run == run:
+        owner = read_owner(self.path)
+        if owner is not None and owner.run == run:
+            with contextlib.suppress(OSError):
                 (self.path / "owner.json").unlink()
 
     def write_record(self, record: RunRecord) -> None:
@@ -174,15 +167,6 @@ def read_record(directory: Path) -> RunRecord:
         raise ConfigError(f"not a run's directory: {directory}") from None
     except msgspec.MsgspecError as error:
         raise ConfigError(f"run.json cannot be read: {directory}: {error}") from None
-
-
-def read_owner(directory: Path) -> Owner:
-    """Who works on the directory, or did and was killed.
-
-    Raises:
-        OSError, MsgspecError: nobody does.
-    """
-    return msgspec.json.decode((directory / "owner.json").read_bytes(), type=Owner)
 
 
 def read_facts(directory: Path) -> list[AnyFact]:
@@ -250,7 +234,7 @@ def indexed_runs() -> list[tuple[str, Path]]:
 
 
 def find_run(text: str) -> Path:
-    """Resolve a directory, a name, a unique prefix of one, or `last`.
+    """Resolve a directory, a name, a unique prefix of one, or `last`: the newest that is not alive elsewhere.
 
     Raises:
         ConfigError: there is no such run, or several.
@@ -261,7 +245,7 @@ def find_run(text: str) -> Path:
     if text == "last":
         if not runs:
             raise ConfigError("there is no run yet", hint="start one: argosy run train.py")
-        return runs[-1][1]
+        return next((directory for _, directory in reversed(runs) if not _is_elsewhere(directory)), runs[-1][1])
     exact = [directory for name, directory in runs if name == text]
     here = [directory for directory in exact if directory.is_relative_to(Path.cwd())]
     if len(here) == 1 or len(exact) == 1:
@@ -275,6 +259,11 @@ def find_run(text: str) -> Path:
     if len(matches) > 1:
         raise ConfigError(f"{len(matches)} runs begin with {text!r}: {', '.join(name for name, _ in matches)}")
     return matches[0][1]
+
+
+def _is_elsewhere(directory: Path) -> bool:
+    owner = read_owner(directory)
+    return owner is not None and is_elsewhere(owner, runtime_dir())
 
 
 def new_record(launch: Launch, number: int, now: float) -> RunRecord:

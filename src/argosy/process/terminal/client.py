@@ -1,17 +1,31 @@
 """How a command reaches the agent of this host, starting warden and agent if there are none."""
 
 import contextlib
+import os
 import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.core import ConfigError, DeadlinePassed, PeerLost
+import msgspec
+
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.between import runs_between
 from argosy.process.host.daemons import start_warden
-from argosy.process.host.messages import ListRuns, Message, Refused, RunInfo, Runs, Shutdown, ToClient, to_client
-from argosy.process.run.rundir import find_run
+from argosy.process.host.messages import (
+    ListRuns,
+    Message,
+    RankInfo,
+    Refused,
+    RunInfo,
+    Runs,
+    Shutdown,
+    ToClient,
+    to_client,
+)
+from argosy.process.run.owner import is_elsewhere, read_owner
+from argosy.process.run.rundir import find_run, indexed_runs, read_record
 
 START_S = 20.0
 FILES_MIN = 64
@@ -85,39 +99,71 @@ def end_daemons(by: str, timeout_s: float) -> None:
         warden.close()
 
 
-def list_runs() -> Runs:
+def list_runs(*, everywhere: bool = False) -> Runs:
     """What is alive on this host; between two agents the runs whose ranks live, and no daemons.
+
+    `everywhere` adds the runs of the index that are alive under another runtime directory.
 
     Raises:
         ConfigError: the runtime directory is somebody else's.
     """
+    alive = _ask_runs(runtime_dir())
+    if everywhere:
+        known = {run.directory for run in alive.runs}
+        others = [directory for _, directory in indexed_runs() if str(directory) not in known]
+        alive.runs.extend(run for directory in others if (run := _run_elsewhere(directory)) is not None)
+    return alive
+
+
+def _ask_runs(runtime: Path, timeout_s: float = ANSWER_S) -> Runs:
     with contextlib.suppress(PeerLost):
-        link = connect_agent()
+        link = connect_agent(runtime)
         try:
-            answer = ask(link, ListRuns())
+            answer = ask(link, ListRuns(), timeout_s=timeout_s)
         finally:
             link.close()
         assert isinstance(answer, Runs)
         return answer
-    return Runs(runs_between(runtime_dir()), [])
+    return Runs(runs_between(runtime), [])
+
+
+def _run_elsewhere(directory: Path) -> RunInfo | None:
+    """The run as the agent of another runtime directory knows it; None if there is none."""
+    owner = read_owner(directory)
+    if owner is None or owner.host != os.uname().nodename or not is_elsewhere(owner, runtime_dir()):
+        return None
+    try:
+        there = _ask_runs(Path(owner.runtime), timeout_s=5.0).runs
+        found = next((run for run in there if run.run == owner.run), None)
+    except ArgosyError:  # It does not answer, or is of another version.
+        record = read_record(directory)
+        ranks = [RankInfo(index, 0, 0, "unknown") for index in range(record.size)]
+        found = RunInfo(owner.run, record.name, str(directory), "unknown", record.size, record.started_at, False, ranks)
+    return found and msgspec.structs.replace(found, state=f"{found.state} under {owner.runtime}")
 
 
 def find_living(text: str) -> RunInfo:
     """The living run that `text` names: see `find_run`.
 
     Raises:
-        ConfigError: there is no such run, or it has ended.
+        ConfigError: there is no such run, it has ended, or it is not under this runtime directory.
     """
     living = list_runs().runs
     try:
-        directory = str(find_run(text))
+        directory = find_run(text)
     except ConfigError:  # Its directory may be gone.
         if len(named := [run for run in living if run.name == text]) == 1:
             return named[0]
         raise
     for run in living:
-        if run.directory == directory:
+        if run.directory == str(directory):
             return run
+    owner = read_owner(directory)
+    if owner is not None and is_elsewhere(owner, runtime_dir()):
+        raise ConfigError(
+            f"the run is on {owner.host} under {owner.runtime}: {text}",
+            hint=f"there it is reached by `{owner.command('ps', runtime_dir())}`",
+        )
     raise ConfigError(
         f"the run is not alive: {text}", hint=f"`argosy why {text}` tells how it ended, `argosy ps` lists the living"
     )

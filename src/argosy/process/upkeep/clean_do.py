@@ -14,15 +14,16 @@ from pathlib import Path
 import msgspec
 
 from argosy.core import ArgosyError, DeadlinePassed
-from argosy.fabric import state_dir
+from argosy.fabric import made_directories, state_dir
 from argosy.process.host.messages import Shutdown
-from argosy.process.run.rundir import Owner, forget_run
+from argosy.process.run.owner import Owner, lock_runtime
+from argosy.process.run.rundir import forget_run
 from argosy.process.terminal.client import ask, connect_agent
-from argosy.process.upkeep.clean_find import living_runs, lock_runtime, runtime_dirs, why_alive, why_shared
+from argosy.process.upkeep.clean_find import living_runs, runtime_dirs, why_alive, why_shared
 from argosy.process.upkeep.clean_plan import Removal
 
 QUIT_S = 15.0
-_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(\.\w+)?|exits|lifeline|runs")
+_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(\.\w+)?|exits|lifeline|runs|made")
 
 
 def remove(removal: Removal) -> str:
@@ -134,10 +135,13 @@ def _remove_runtime(runtime: Path) -> str:
     lock = lock_runtime(runtime)
     if lock is None and (runtime / "warden.lock").exists():
         return "a warden started meanwhile"
+    made = made_directories(runtime)
     try:
-        doomed = runtime.with_name(f"{runtime.name}.{os.getpid()}")
-        runtime.rename(doomed)
-        shutil.rmtree(doomed)
+        for path in sorted(runtime.iterdir(), key=lambda path: path.name == "warden.lock"):  # The lock last.
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for directory in made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
     finally:
         if lock is not None:
             os.close(lock)

@@ -1,21 +1,19 @@
 """Find what ended runs and killed daemons left on this machine, and what is still alive. Changes nothing."""
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from argosy.core import ArgosyError, ConfigError
 from argosy.fabric import cache_dir, shared_memory_path
 from argosy.process.host.messages import ListRuns, Runs
 from argosy.process.rank.cgroup import own_cgroup
-from argosy.process.run.rundir import Owner, indexed_runs, read_record
+from argosy.process.run.owner import is_inhabited, read_owner
+from argosy.process.run.rundir import indexed_runs, read_record
 from argosy.process.terminal.client import ask, connect_agent
 from argosy.process.upkeep.clean_plan import File, Item, classify
 
@@ -37,20 +35,6 @@ def runtime_dirs() -> list[Path]:
     return []
 
 
-def is_inhabited(runtime: Path) -> bool:
-    """Whether a warden holds its lock, or any daemon or rank the lifeline."""
-    try:
-        os.close(os.open(runtime / "lifeline", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        return True
-    except OSError as error:
-        if error.errno not in (errno.ENXIO, errno.ENOENT):
-            return True  # Unknown, so it is not touched.
-    lock = lock_runtime(runtime)
-    if lock is not None:
-        os.close(lock)
-    return lock is None and (runtime / "warden.lock").exists()
-
-
 def living_runs(runtime: Path) -> dict[str, str] | None:
     """Directories and names of the runs that live there; None if no agent answers."""
     try:
@@ -66,9 +50,8 @@ def living_runs(runtime: Path) -> dict[str, str] | None:
 
 def why_alive(directory: Path) -> str:
     """Why the run in this directory must not be touched; "" if it is over."""
-    try:
-        owner = msgspec.json.decode((directory / "owner.json").read_bytes(), type=Owner)
-    except (OSError, msgspec.MsgspecError):
+    owner = read_owner(directory)
+    if owner is None:
         return ""
     if owner.host != os.uname().nodename:
         return f"runs on {owner.host}"
@@ -77,20 +60,6 @@ def why_alive(directory: Path) -> str:
     runs = living_runs(Path(owner.runtime))
     alive = runs is None or directory.resolve() in {Path(each).resolve() for each in runs}
     return "alive" if alive else ""
-
-
-def lock_runtime(runtime: Path) -> int | None:
-    """Take the warden's lock, so that no warden can start; None if there is one, or never was."""
-    try:
-        lock = os.open(runtime / "warden.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
 
 
 def _named_runtimes() -> set[Path]:
