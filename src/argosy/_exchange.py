@@ -20,11 +20,14 @@ ABORT_DEADLINE = 0xFFFFFFFE
 _ALL_REDUCE, _REDUCE_SCATTER, _, _ALL_GATHER, _BROADCAST = range(5)
 _SHARED = (_ALL_GATHER, _BROADCAST)  # what goes to one goes to all
 _FILLED, _MADE, _TAKEN = range(3)
-_WIDTHS = (4, 8, 2, 2, 1, 1, 4, 8)
+ELEMENTS = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
+"""The element types that can be reduced, in the order of native/src/reduce.rs."""
+_COMBINE = ("add", "add", "mul", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor")
 _LINE = 64
 _POLL_S = 0.0002
 
 Part = tuple[int, int]
+"""Address and length of a piece of memory."""
 
 
 class Broken(Exception):
@@ -226,27 +229,9 @@ def reduce(element: int, operation: int, sources: list[int], out: int, length: i
     """Reduce `length` bytes of each source into `out`, in the tree of native/src/reduce.rs."""
     import torch
 
-    narrow: Any = (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    )[element]
+    narrow: Any = getattr(torch, ELEMENTS[element])
     wide: Any = torch.float32 if element in (2, 3) else narrow
-    combine: Callable[[Any, Any], Any] = (
-        torch.add,
-        torch.add,
-        torch.mul,
-        torch.minimum,
-        torch.maximum,
-        torch.bitwise_and,
-        torch.bitwise_or,
-        torch.bitwise_xor,
-    )[operation]
+    combine: Callable[[Any, Any], Any] = getattr(torch, _COMBINE[operation])
 
     def tree(some: list[int]) -> Any:
         if len(some) == 1:
@@ -268,7 +253,7 @@ def run_collective(
     view = Segment(segment, rank)
     count = 1 if head[0] == _ALL_REDUCE else view.size
     reduces = head[0] in (_ALL_REDUCE, _REDUCE_SCATTER)
-    known = head[0] <= _BROADCAST and head[2] < 8 and (not reduces or head[1] < len(_WIDTHS))
+    known = head[0] <= _BROADCAST and head[2] < len(_COMBINE) and (not reduces or head[1] < len(ELEMENTS))
     if not known or len(head) != HEAD_BYTES or len(sends) != count or len(receives) != count:
         raise ValueError("no such collective operation")
     try:

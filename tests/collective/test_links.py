@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from argosy.collective.links import Door, Links
-from argosy.collective.watcher import watcher
+from argosy.collective.peer_links import LinkListener, Links
+from argosy.collective.peer_watcher import watcher
 from argosy.core import PeerLost
 
 SIZE = 3
@@ -19,18 +19,18 @@ SIZE = 3
 
 @contextmanager
 def linked(strangers: bytes = b"") -> Generator[list[Links]]:
-    """The links of three ranks, all in this process; with something said at each door before the ranks come."""
-    doors = [Door("127.0.0.1") for _ in range(SIZE)]
-    places = [door.place for door in doors]
+    """The links of three ranks, all in this process; with something said at each listener before the ranks come."""
+    listeners = [LinkListener("127.0.0.1") for _ in range(SIZE)]
+    addresses = [listener.address for listener in listeners]
     if strangers:
-        for place in places:
-            address, port, _ = place.split()
-            with socket.create_connection((address, int(port))) as stranger:
+        for address in addresses:
+            host, port, _ = address.split()
+            with socket.create_connection((host, int(port))) as stranger:
                 stranger.sendall(strangers)
     found: dict[int, dict[int, socket.socket]] = {}
 
     def join(rank: int) -> None:
-        found[rank] = doors[rank].link(rank, places, lambda: None)
+        found[rank] = listeners[rank].link(rank, addresses, lambda: None)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(SIZE)]
     for thread in threads:
@@ -96,7 +96,7 @@ def test_a_link_that_closes_while_its_last_word_is_read_does_not_end_the_watcher
         ours.close()
         return False
 
-    watcher().attend(ours.fileno(), hear)
+    watcher().watch_fd(ours.fileno(), hear)
     theirs.send(b"bye\n")
     with linked() as (first, second, _):
         first.on_loss = told.set

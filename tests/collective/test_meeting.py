@@ -9,7 +9,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from argosy._select import native_is_compiled
-from argosy.collective.rendezvous import Hello, Meeting, Offer, Superseded, meet
+from argosy.collective.rendezvous import Meeting, MemberInfo, SegmentOffer, Superseded, meet
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import host_id
 
@@ -19,8 +19,8 @@ MEETING = Meeting(name="0", rank=1, size=2, generation=3)
 def told(pid: int, fd: int) -> HashStore:
     """A store in which rank 0, process `pid`, offers its descriptor `fd`."""
     store = HashStore()
-    store.set(MEETING.key(0), msgspec.json.encode(Hello(host_id(), pid, native_is_compiled)).decode())
-    store.set(MEETING.key(0) + "/offer", msgspec.json.encode(Offer(fd, 1, 7)).decode())
+    store.set(MEETING.key(0), msgspec.json.encode(MemberInfo(host_id(), pid, native_is_compiled)).decode())
+    store.set(MEETING.key(0) + "/offer", msgspec.json.encode(SegmentOffer(fd, 1, 7)).decode())
     return store
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_may_not_be_looked_into_is_not_called_lost():
     try:
         if os.stat("/proc/1").st_uid == os.geteuid():
             pytest.skip("process 1 is this user's own")
-        with pytest.raises(ArgosyError, match="may not be opened: /proc/1/fd/0: Permission denied") as caught:
+        with pytest.raises(ArgosyError, match="cannot be opened: /proc/1/fd/0: Permission denied") as caught:
             meet(told(1, 0), MEETING, 30)
         assert "one user" in caught.value.hint
     finally:

@@ -11,8 +11,8 @@ import pytest
 from argosy import _reference
 from argosy._select import native, native_is_compiled
 from argosy.collective import segment as segments
-from argosy.collective.segment import Segment, Shape
-from argosy.collective.wire import Kind, Wish
+from argosy.collective.request import Kind, Request
+from argosy.collective.segment import GroupSegment, Shape
 from argosy.core import PeerLost
 
 SIZE = 3
@@ -25,11 +25,11 @@ if native_is_compiled:
 def end_of_a_barrier(module: ModuleType, chance: random.Random, timeout_s: float, abort: bool) -> list[int]:
     """Ranks arrive in threads, each a little later than it was told; returns how the barrier ended for each."""
     fd = segments.create(SIZE, 1)
-    ranks = [Segment(fd, Shape(SIZE, 1), rank) for rank in range(SIZE)]
+    ranks = [GroupSegment(fd, Shape(SIZE, 1), rank) for rank in range(SIZE)]
     os.close(fd)
     codes = [-1] * SIZE
     delays = [chance.uniform(0, 0.0005) for _ in range(SIZE + 1)]
-    head = Wish(Kind.ALL_REDUCE, "barrier").pack(1, "")
+    head = Request(Kind.ALL_REDUCE, "barrier").pack(1, "")
 
     def arrive(rank: int) -> None:
         time.sleep(delays[rank])
@@ -64,24 +64,24 @@ def test_a_deadline_meets_all_ranks_or_none(module: ModuleType):
 @pytest.mark.parametrize("module", ENGINES)
 def test_only_the_first_abort_counts(module: ModuleType):
     fd = segments.create(2, 1)
-    segment = Segment(fd, Shape(2, 1), 0)
+    segment = GroupSegment(fd, Shape(2, 1), 0)
     os.close(fd)
     assert module.abort_segment(segment.address, 2)
     assert not module.abort_segment(segment.address, 1)
-    segment.say("killed by SIGKILL")
-    assert segment.broken() == (2, "killed by SIGKILL")
+    segment.set_cause("killed by SIGKILL")
+    assert segment.abort_reason() == (2, "killed by SIGKILL")
 
 
 def test_a_number_that_is_another_segments_by_now_is_not_opened():
     first = segments.create(2, 1)
     inode = os.fstat(first).st_ino
-    Segment(first, Shape(2, 1), 0)
+    GroupSegment(first, Shape(2, 1), 0)
     os.close(first)
     other = segments.create(2, 1)
     os.dup2(other, first)
     with pytest.raises(PeerLost, match="gave this generation up"):
-        segments.open_of((os.getpid(), first, inode), Shape(2, 1), 1)
-    segments.open_of((os.getpid(), first, os.fstat(other).st_ino), Shape(2, 1), 1)
+        segments.open_peer_segment((os.getpid(), first, inode), Shape(2, 1), 1)
+    segments.open_peer_segment((os.getpid(), first, os.fstat(other).st_ino), Shape(2, 1), 1)
     for fd in {first, other}:
         os.close(fd)
 

@@ -174,11 +174,17 @@ if rank == 1 and round == "same number":
     pathlib.Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     assert os.getuid() == user
 world = form()
-assert world._inside.engine is None
+assert world._transport.engine is None
 dist.all_reduce(x := torch.full((3,), float(rank)))
 dist.broadcast(y := torch.full((3,), float(rank)), 1)
 dist.all_gather(z := [torch.empty(2) for _ in range(size)], torch.full((2,), float(rank)))
 dist.all_gather_object(objects := [None] * size, {"rank": rank})
+world.all_gather_single_coalesced([whole := torch.empty(2 * size)], [torch.full((2,), float(rank))]).wait()
+world.reduce_scatter_single_coalesced([part := torch.empty(2)], [torch.ones(2 * size)], dist.ReduceScatterOptions()).wait()
+dist.all_gather_single(single := torch.empty(size), torch.full((1,), float(rank)))
+dist.all_to_all_single(parts := torch.empty(size), torch.full((size,), float(rank)))
+assert (whole.tolist(), part.tolist()) == ([0, 0, 1, 1], [2, 2]), (whole, part)
+assert single.tolist() == parts.tolist() == [0, 1], (single, parts)
 dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.empty(3), 0)
 work = dist.all_reduce(torch.ones(3), async_op=True)
 work.wait()
@@ -259,7 +265,7 @@ def test_ranks_with_other_bucket_layouts_do_not_train_together():
     for text in crew(LAYOUTS, 2, rounds=["same", "other"]):
         same, other, *_ = text.splitlines()
         assert same == "formed"
-        assert other.startswith("ranks lay out their gradient buckets differently: ranks ")
+        assert other.startswith("the DDP bucket layouts of the ranks differ: ranks ")
 
 
 def test_the_groups_of_a_rank_share_16_mib():

@@ -122,7 +122,7 @@ def test_a_changed_seed_or_shuffle_is_named():
         Loader(Numbers(50), 8, seed=1).load_state_dict(state)
     with pytest.raises(SourceChanged, match="shuffle"):
         Loader(Numbers(50), 8, shuffle=Shuffle.none()).load_state_dict(state)
-    with pytest.raises(SourceChanged, match="no state"):
+    with pytest.raises(SourceChanged, match="not a loader's state"):
         Loader(Numbers(50), 8).load_state_dict({"cursor": 3})
 
 

@@ -84,7 +84,7 @@ def test_g1_packing_is_what_the_plain_implementation_gives(seed: int):
     lengths = random.integers(0, 3 * row, int(random.integers(0, 80))).tolist()
     packed = pack_window(lengths, row)
     assert [[tuple(piece) for piece in each] for each in packed] == plain_packing(lengths, row)
-    tokens = sorted((p.member, t) for each in packed for p in each for t in range(p.start, p.stop))
+    tokens = sorted((p.sample, t) for each in packed for p in each for t in range(p.start, p.stop))
     assert tokens == [(member, token) for member, length in enumerate(lengths) for token in range(length)]
     assert all(sum(p.stop - p.start for p in each) <= row for each in packed)
 

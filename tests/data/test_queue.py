@@ -220,7 +220,7 @@ def test_a_wait_for_items_ends_when_it_has_become_useless(tmp_path: Path):
 def test_what_cannot_be_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="a queue of 3 items cannot hold a batch of 4"):
         Queue(tmp_path, 4, capacity=3)
-    with pytest.raises(ConfigError, match="multiple of the microbatch"):
+    with pytest.raises(ConfigError, match="multiple of micro"):
         Queue(tmp_path, 4, 3)
     queue = Queue(tmp_path, 4)
     with pytest.raises(ConfigError, match="5 ranks cannot share a batch of 4"):

@@ -1,4 +1,4 @@
-"""Process groups for torch that are fast on one host, name who is missing, and outlive the death of a rank.
+"""Process groups for torch that are fast on one host, name a missing rank, and survive the death of a rank.
 
 Importing this room registers the backend `argosy` with torch.distributed.
 """
@@ -7,7 +7,7 @@ from argosy.collective.backend import joining, register
 from argosy.collective.group import Group
 from argosy.collective.latch import Latch
 from argosy.collective.rendezvous import Superseded
-from argosy.collective.wire import CollectiveMismatch
+from argosy.collective.request import CollectiveMismatch
 
 register()
 

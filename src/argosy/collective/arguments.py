@@ -1,4 +1,4 @@
-"""Torch's argument forms, read: options, splits, reductions. What torch may rename is here."""
+"""Read and check the arguments of torch's operations: options, splits, reductions. Hide methods from Dynamo."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
@@ -6,17 +6,19 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from argosy.collective._torch import profiler_enabled
 
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 _LAST_REDUCTION = 7
 
 
 def reduction_options(name: Any) -> Any:
-    """All-reduce options for a reduction given by name, as an operation, or not at all (sum)."""
+    """Return all-reduce options for a reduction given by name, as an operation, or None (sum)."""
     opts = dist.AllreduceOptions()
     if isinstance(name, str):
         name = getattr(dist.ReduceOp, name)
@@ -26,10 +28,10 @@ def reduction_options(name: Any) -> Any:
 
 
 def reduction_code(opts: Any) -> int:
-    """The number of the reduction in options; sum without options.
+    """Return the number of the reduction in options; sum without options.
 
     Raises:
-        RuntimeError: a reduction that carries a factor, which is NCCL's alone.
+        RuntimeError: a reduction with a factor, which only NCCL has.
     """
     if opts is None:
         return 0
@@ -42,16 +44,16 @@ def reduction_code(opts: Any) -> int:
 
 
 def seconds(timeout: Any, default: timedelta) -> float:
-    """A timeout of options in seconds; torch says "none given" by zero or less."""
+    """Return a timeout of options in seconds; zero or less means none."""
     given = timeout.total_seconds() if isinstance(timeout, timedelta) else 0.0
     return given if given > 0 else default.total_seconds()
 
 
 def split(tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
-    """Cut along the first dimension: as `sizes` say, or evenly if they say nothing.
+    """Split along the first dimension: by `sizes`, or evenly if there are none.
 
     Raises:
-        RuntimeError: it cannot be cut so.
+        RuntimeError: the sizes do not fit.
     """
     if sizes:
         if sum(sizes) != tensor.size(0) or len(sizes) != count:
@@ -63,7 +65,7 @@ def split(tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.
 
 
 def check_whole(name: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
-    """Raise if `whole` is not `size` times `part`, or of another type."""
+    """Raise if `whole` is not `size` times as large as `part`, or has another type."""
     if whole.dtype != part.dtype:
         raise RuntimeError(f"{name}: tensors must have the same dtype: {whole.dtype}, {part.dtype}")
     if whole.numel() != part.numel() * size:
@@ -71,29 +73,29 @@ def check_whole(name: str, whole: torch.Tensor, part: torch.Tensor, size: int) -
 
 
 def check_one_per_rank(name: str, what: str, tensors: Sequence[Any], size: int) -> None:
-    """Raise if a list that holds a tensor for each rank does not."""
+    """Raise unless there is one tensor for each rank."""
     if len(tensors) != size:
         raise RuntimeError(f"{name}: {len(tensors)} {what} tensors for a group of {size} ranks")
 
 
 def check_root(name: str, root: int, size: int) -> None:
-    """Raise if there is no such rank."""
+    """Raise if the group has no such rank."""
     if not 0 <= root < size:
         raise RuntimeError(f"{name}: no rank {root} in a group of {size} ranks")
 
 
 def hide_from_dynamo(kind: type, names: Sequence[str]) -> None:
-    """Let torch.compile call these methods as they are. Nothing of dynamo is imported before it is in use."""
+    """Let torch.compile call these methods uncompiled. Dynamo is not imported before it is in use."""
     for name in names:
         setattr(kind, name, _hidden(getattr(kind, name)))
 
 
 def _recorded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Seen by torch's profiler, where one runs."""
+    """Record the calls of a method in torch's profiler, while one runs."""
 
     @wraps(method)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        if not cast(Any, torch.autograd)._profiler_enabled():
+        if not profiler_enabled():
             return method(*args, **kwargs)
         with torch.autograd.profiler.record_function(f"argosy:{method.__name__.lstrip('_')}"):
             return method(*args, **kwargs)

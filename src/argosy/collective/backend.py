@@ -1,6 +1,6 @@
-"""How torch gets our groups, and how a newcomer's begin."""
+"""Register the backend `argosy` with torch, and let a replacement's groups begin in the state "joining"."""
 
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from typing import Any
 import torch.distributed as dist
 
 from argosy.collective import registry
+from argosy.collective._torch import SELF_RECORDING_BACKENDS
 from argosy.collective.group import Group
-from argosy.collective.scattering import scatter_locally
+from argosy.collective.local_scatter import scatter_locally
 
 
 def register() -> None:
     """Make `init_process_group("argosy")` work; once is enough."""
-    if "ARGOSY" not in dist.Backend._plugins:
+    if "argosy" not in dist.Backend.backend_list:
         dist.Backend.register_backend("argosy", _make, extended_api=True, devices=["cpu"])
-        # Newer torch attaches a recorder to groups, which fails on one that is no group of C++ with backends inside.
-        getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set[str]()).add("argosy")
+        SELF_RECORDING_BACKENDS.add("argosy")  # Torch would attach a recorder, which fails on a group in Python.
 
 
 def _make(opts: Any, _options: Any = None) -> Group:
@@ -32,7 +32,7 @@ def _make(opts: Any, _options: Any = None) -> Group:
 
 @contextmanager
 def joining() -> Generator[None]:
-    """Groups made in this block begin alone, for a rank that replaces another: they go live with `reform`."""
+    """Let groups made in this block begin in the state "joining", for a replacement rank; `reform` makes them live."""
     registry.set_joining(True)
     scatter_locally()
     try:

@@ -1,10 +1,11 @@
-"""Measure the collectives of this host: every operation and size, through `torch.distributed`, against Gloo.
+"""Measure the collectives of this host through `torch.distributed`, beside Gloo.
 
 python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
+# pyright: reportAttributeAccessIssue=false
 
 import argparse
 import json
@@ -38,7 +39,7 @@ _END_S = 10.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One cell: an operation on `nbytes` per rank (the gathered or scattered whole), in seconds."""
+    """One cell of the table: an operation on `nbytes` per rank (of the gathered or scattered whole), in seconds."""
 
     backend: str
     operation: str
@@ -50,23 +51,23 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def bus_gb_s(self) -> float:
-        """Bytes that each rank must move over its link at least, per second, as NCCL's tests count them."""
+        """Bus bandwidth as NCCL's tests define it: the bytes that each rank must move at least, per second."""
         share = (self.ranks - 1) / self.ranks
         factor = {"all_reduce": 2 * share, "broadcast": 1.0, "barrier": 0.0}.get(self.operation, share)
         return factor * self.nbytes / self.median_s / 1e9
 
 
 def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backends: Sequence[str]) -> list[Result]:
-    """Fork `ranks` processes and measure; samples of the backends alternate. Nothing is left running.
+    """Fork `ranks` processes and measure; samples of the backends alternate. No process is left running.
 
     Raises:
-        ArgosyError: a rank failed, or some cell took minutes.
+        ArgosyError: a rank failed, or a cell took minutes.
     """
     children: list[int] = []
     found: list[Result] = []
     try:
         port = _fork_store(children)
-        result, told = os.pipe()  # after the store, which would keep its end open
+        result, told = os.pipe()  # After the store's fork, which would keep its end open.
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
@@ -82,7 +83,7 @@ def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backend
                     raise ArgosyError(f"{operation} of {nbytes} bytes: {why}")
                 found += msgspec.json.decode(line, type=list[Result])
         for pid in children[1:]:
-            _await_end(pid)  # who is killed in the last barrier makes the others complain
+            _await_end(pid)  # A rank that is killed in the last barrier would make the others complain.
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
@@ -101,7 +102,7 @@ def _rows(sizes: Sequence[int], operations: Sequence[str]) -> list[tuple[str, in
 
 
 def _fork_store(children: list[int]) -> int:
-    """A store in a process of its own: one with the store's threads must not fork ranks."""
+    """Start a store in a process of its own: a process with the store's threads must not fork ranks."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -140,7 +141,7 @@ def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Se
 
 def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> list[Result]:
     call = _call(operation, nbytes, ranks)
-    calls = max(1, min(20, (16 << 20) // max(1, nbytes)))  # else they show how unevenly ranks leave a barrier
+    calls = max(1, min(20, (16 << 20) // max(1, nbytes)))  # One short call would measure the barrier before it.
     times: dict[str, list[float]] = {backend: [] for backend in groups}
     began = time.perf_counter()
     for _ in range(_SAMPLES_MAX):
@@ -164,9 +165,6 @@ def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> l
 
 def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
     share, whole = max(1, nbytes // 4 // ranks), max(1, nbytes // 4)
-    names: Any = dist  # torch 2.13 renamed two of them
-    scatter = getattr(names, "reduce_scatter_single", None) or names.reduce_scatter_tensor
-    gather = getattr(names, "all_gather_single", None) or names.all_gather_into_tensor
     if operation in ("all_reduce", "broadcast"):
         data = torch.ones(whole)
         return {
@@ -177,8 +175,8 @@ def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
         return lambda group: dist.barrier(group=group)
     given, other = torch.ones(share * ranks), torch.ones(share * (ranks if operation == "all_to_all" else 1))
     calls: dict[str, Callable[[Any], object]] = {
-        "reduce_scatter": lambda group: scatter(other, given, group=group),
-        "all_gather": lambda group: gather(given, other, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter_single(other, given, group=group),
+        "all_gather": lambda group: dist.all_gather_single(given, other, group=group),
         "all_to_all": lambda group: dist.all_to_all_single(other, given, group=group),
     }
     return calls[operation]
@@ -210,7 +208,7 @@ def _texts(result: Result) -> tuple[str, str]:
 
 def _ranks(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"two ranks or more: {text!r}")
+        raise argparse.ArgumentTypeError(f"ranks must be at least 2: {text!r}")
     return int(text)
 
 
@@ -220,7 +218,7 @@ def _sizes(text: str) -> list[int]:
     for part in text.split(","):
         number, unit = (part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS else (part, "")
         if not number.isdecimal() or (size := int(number) << _UNITS.get(unit, 0)) % 4:
-            raise argparse.ArgumentTypeError(f"multiples of 4 bytes, such as 4,64K,256M: {part!r}")
+            raise argparse.ArgumentTypeError(f"sizes must be multiples of 4 bytes, such as 4,64K,256M: {part!r}")
         found.append(size)
     return found
 

@@ -1,13 +1,13 @@
-"""The process group: torch's methods, three states, and an inside that can be exchanged.
+"""The process group: torch's methods, three states, and a transport that re-forming replaces.
 
-G1  A joining group answers every operation locally; a live one asks its peers; a lost one raises its loss, or,
-    while a latch is set, answers locally.
-G2  Operations of a group run in the order in which they were issued, on one thread. A synchronous one runs in
-    the caller's thread if nothing is queued.
-G3  Re-forming exchanges engine, postman and fallback; object, name, rank and size stay.
+G1  A joining group answers every operation locally. A live one exchanges with its peers. A lost one raises its loss,
+    or, while a latch is set, answers locally.
+G2  The operations of a group run in the order of their issue, on one thread. A synchronous one runs in the caller's
+    thread if nothing is queued.
+G3  Re-forming replaces the transport; object, name, rank and size stay.
 """
 
-# Torch's own stubs disagree with each other about names and options of these methods.
+# The methods follow torch's names and options, on which its own stubs disagree.
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 # pyright: reportAssignmentType=false, reportPrivateUsage=false, reportCallIssue=false, reportPrivateImportUsage=false
 
@@ -33,15 +33,15 @@ from argosy.collective.arguments import (
     seconds,
     split,
 )
-from argosy.collective.inside import Inside
+from argosy.collective.ddp_buckets import bucket_layout, ddp_models
 from argosy.collective.latch import Latch
-from argosy.collective.layouts import layout_of, models_of
-from argosy.collective.plans import Plan
-from argosy.collective.postman import Letter
+from argosy.collective.p2p import P2PMessage
+from argosy.collective.plans import OperationPlan
 from argosy.collective.rendezvous import Meeting
+from argosy.collective.request import dtype_name
 from argosy.collective.segment import ROOM_BYTES
-from argosy.collective.wire import dtype_name
-from argosy.collective.work import Queue, Work
+from argosy.collective.transport import Transport
+from argosy.collective.work import JobQueue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
 
@@ -65,11 +65,6 @@ OPERATIONS = [
     "send",
     "recv",
     "recv_anysource",
-    "_allgather_base",
-    "allgather_into_tensor_coalesced",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall_base",
 ]
 
 State = Literal["joining", "live", "lost"]
@@ -89,12 +84,12 @@ class Group(dist.ProcessGroup):
         self.state: State = "joining"
         self.generation = self._splits = 0
         self.loss: ArgosyError | None = None
-        self._inside: Inside | None = None
+        self._transport: Transport | None = None
         self._models: list[weakref.ref[Any]] | None = None
-        self._queue = Queue(f"argosy-group-{rank}")
+        self._queue = JobQueue(f"argosy-group-{rank}")
         registry.add(self)
         if not registry.joining():
-            self._form(0, timeout.total_seconds(), partial(registry.is_one_lost, ranks))
+            self._form(0, timeout.total_seconds(), partial(registry.raise_known_loss, ranks))
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -139,10 +134,10 @@ class Group(dist.ProcessGroup):
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
-        """Torch asks each new group for it; ours counts in its engine."""
+        """Nothing to do, though torch calls it for each new group: the engine counts."""
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Torch asks a group with a device for it; ours is connected."""
+        """Nothing to do, though torch calls it for a group with a device: this group is connected."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -150,15 +145,15 @@ class Group(dist.ProcessGroup):
     # -- life --------------------------------------------------------------------------------------
 
     def latched(self) -> Latch:
-        """Begin a step in which no loss raises; its vote decides whether the step counts."""
+        """Begin a step in which no loss is raised; its vote decides whether the step is committed."""
         if self._models is None:
-            self._models = models_of(self)
+            self._models = ddp_models(self)
         return Latch(self)
 
     def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
-        """Run a newcomer's forward and backward pass alone, as often as DDP needs to settle its buckets.
+        """Run a replacement's forward and backward pass without peers, as often as DDP needs to build its buckets.
 
-        It rebuilds them in the second pass and says how in the third; `reform` compares that.
+        DDP rebuilds them in the second pass and reports them in the third; `reform` compares the reports.
 
         Raises:
             ConfigError: the group is not joining.
@@ -167,18 +162,18 @@ class Group(dist.ProcessGroup):
             raise ConfigError(f"only a group that is joining can rehearse; this one is {self.state}")
         for _ in range(times):
             step()
-        self._models = models_of(self)
+        self._models = ddp_models(self)
 
     def settled(self) -> bool:
-        """Whether the DDP models of this process, if any, have laid their gradients out in buckets for good."""
-        self._models = models_of(self)
-        return not self._models or bool(layout_of(self._models))
+        """Whether the DDP models of this process, if any, have built their final buckets."""
+        self._models = ddp_models(self)
+        return not self._models or bool(bucket_layout(self._models))
 
-    def look(self) -> None:
-        """Take note of a loss that nobody has met yet."""
-        if self.state == "live" and self._inside is not None:
+    def check_loss(self) -> None:
+        """Record a loss that no operation has met yet."""
+        if self.state == "live" and self._transport is not None:
             try:
-                self._inside.ward.check()
+                self._transport.monitor.check()
             except ArgosyError as loss:
                 self.lose(loss)
 
@@ -190,20 +185,20 @@ class Group(dist.ProcessGroup):
         timeout_s: float = 60.0,
         give_up: Callable[[], bool] | None = None,
     ) -> None:
-        """Meet the members again as `generation`, and go on with them in this same object.
+        """Meet the members again as `generation`; afterwards this object is live again.
 
-        The other groups of this process whose ranks are all in this one are re-formed with it. Bucket layouts of DDP
-        models that exist since the first latch or rehearsal are compared. `give_up` is asked while waiting: True ends
-        it.
+        Other groups of this process whose ranks are all in this one are re-formed, too. The bucket layouts of DDP
+        models that existed at the first latch or rehearsal are compared. `give_up` is polled while waiting: True ends
+        the wait.
 
         Raises:
             ConfigError: `members` are not the ranks of the group, or the generation does not grow.
-            PeerLost, DeadlinePassed, Superseded: the group stays as it was; try with a newer generation.
-            ArgosyError: layouts differ.
+            PeerLost, DeadlinePassed, Superseded: the group is unchanged; retry with a newer generation.
+            ArgosyError: the layouts differ.
         """
         if members is not None and sorted(members) != list(range(self.size())):
             raise ConfigError(f"a group keeps its {self.size()} members: {list(members)}")
-        if self._inside is not None and generation <= self.generation:
+        if self._transport is not None and generation <= self.generation:
             raise ConfigError(f"the generation must grow beyond {self.generation}: {generation}")
         deadline = time.monotonic() + timeout_s
         formed: list[Group] = []
@@ -213,71 +208,71 @@ class Group(dist.ProcessGroup):
                     group._form(generation, max(0.0, deadline - time.monotonic()), give_up)
                     formed.append(group)
         except ArgosyError as error:
-            for group in formed:  # the peers may be in them already, and wait for this rank
+            for group in formed:  # Peers may already be in them, and wait for this rank.
                 group.give_up(error)
             raise
 
     def _form(self, generation: int, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
-        (rank, size), layout, name = self._place, layout_of(self._models or []), self._name or "default"
+        (rank, size), layout, name = self._place, bucket_layout(self._models or []), self._name or "default"
         room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
         meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=max(0, room))
-        old, inside = self._inside, Inside(self._store, meeting, self._timeout)
+        old, transport = self._transport, Transport(self._store, meeting, self._timeout)
         if old is not None:
             self.lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
-            old.ward.abort(f"generation {generation} is formed")
+            old.monitor.abort(f"generation {generation} is formed")
             old.close()
         self.drain(timeout_s)
-        inside.open(self._ranks, timeout_s, give_up)
-        self._inside, self.generation, self.loss, self.state = inside, generation, None, "live"
-        inside.ward.on_loss = self._heard
+        transport.open(self._ranks, timeout_s, give_up)
+        self._transport, self.generation, self.loss, self.state = transport, generation, None, "live"
+        transport.monitor.on_loss = self._on_loss
 
     def memory(self) -> int:
         """Bytes of shared memory that this rank holds for the group."""
-        engine = None if self._inside is None else self._inside.engine
+        engine = None if self._transport is None else self._transport.engine
         return 0 if engine is None else engine.segment.shape.stride
 
-    def _heard(self) -> None:
-        """A peer died: the watcher's thread tells."""
-        inside, latch = self._inside, registry.latch()
-        if latch is None or inside is None:
+    def _on_loss(self) -> None:
+        """A peer has died; called on the watcher's thread."""
+        transport, latch = self._transport, registry.latch()
+        if latch is None or transport is None:
             return
         with suppress(Exception):
             try:
-                inside.ward.check()
+                transport.monitor.check()
             except ArgosyError as loss:
                 latch.trip(loss)
 
     def lose(self, loss: ArgosyError) -> None:
         if self.loss is None and self.state == "live":
-            self.loss, self.state = loss.with_traceback(None), "lost"  # frames would hold the engine's memory
+            self.loss, self.state = loss.with_traceback(None), "lost"  # Frames would keep the engine's memory alive.
 
     def give_up(self, loss: ArgosyError) -> None:
-        """Count as lost, and let no rank of the group wait for this one."""
-        if self.state == "live" and self._inside is not None:
-            self._inside.ward.abort(str(loss))
+        """Become lost, and end the waits of the other ranks."""
+        if self.state == "live" and self._transport is not None:
+            self._transport.monitor.abort(str(loss))
             self.lose(loss)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until nothing that was issued is still running."""
+        """Wait until all issued operations have ended."""
         self._queue.drain(timeout_s)
 
     def agree(self, words: Sequence[int]) -> list[int]:
-        """Return the smallest of each word over all ranks.
+        """Return the minimum of each word over all ranks.
 
         Raises:
-            PeerLost, DeadlinePassed: the group is lost, on all survivors alike.
+            PeerLost, DeadlinePassed: the group is lost, on all survivors.
         """
         if self.state == "joining":
             return list(words)
         if self.loss is not None:
             raise self.loss
-        assert self._inside is not None
-        return self._inside.agree(words, self._timeout.total_seconds())
+        assert self._transport is not None
+        return self._transport.agree(words, self._timeout.total_seconds())
 
     def shutdown(self) -> None:
         self._queue.close()
-        if self._inside is not None:
-            self._inside.close()
+        if self._transport is not None:
+            self._transport.close()
         registry.remove(self)
 
     def abort(self) -> None:
@@ -285,12 +280,12 @@ class Group(dist.ProcessGroup):
 
     # -- carrying out ------------------------------------------------------------------------------
 
-    def _issue(self, plan: Plan, opts: Any) -> Work:
+    def _issue(self, plan: OperationPlan, opts: Any) -> Work:
         index, site = count_collective(self, plan.name)
         if (latch := registry.latch()) is not None:
             latch.issued += 1
         work = Work(plan.result, plan.name, site)
-        if self.state != "live" and self._answered(plan, work):
+        if self.state != "live" and self._answer_locally(plan, work):
             return work
         timeout_s = seconds(getattr(opts, "timeout", None), self._timeout)
         job = partial(self._run, plan, work, timeout_s, site)
@@ -305,8 +300,8 @@ class Group(dist.ProcessGroup):
             self._queue.put(job)
         return work
 
-    def _answered(self, plan: Plan, work: Work) -> bool:
-        """Finish without the peers if that is how the group stands (G1)."""
+    def _answer_locally(self, plan: OperationPlan, work: Work) -> bool:
+        """Finish without the peers, unless the group is live (G1)."""
         if self.state == "live":
             return False
         if self.state == "joining" or registry.latch() is not None:
@@ -317,22 +312,26 @@ class Group(dist.ProcessGroup):
             work.finish(self.loss)
         return True
 
-    def _run(self, plan: Plan, work: Work, timeout_s: float, site: str = "") -> None:
+    def _run(self, plan: OperationPlan, work: Work, timeout_s: float, site: str = "") -> None:
         try:
-            if self._answered(plan, work):
+            if self._answer_locally(plan, work):
                 return
-            assert self._inside is not None
-            source = self._inside.carry_out(plan, timeout_s, site)
+            assert self._transport is not None
+            source = self._transport.carry_out(plan, timeout_s, site)
         except (PeerLost, DeadlinePassed) as loss:
-            self.lose(loss)
-            latch = registry.latch()
-            if latch is not None:
-                latch.trip(loss)
-            self._answered(plan, work)
+            self._trip(loss)
+            self._answer_locally(plan, work)
         except BaseException as error:
-            work.finish(registry.kept_back(error))
+            work.finish(registry.defer_mismatch(error))
         else:
             work.finish(source=source)
+
+    def _trip(self, loss: ArgosyError) -> bool:
+        """Become lost; True if a latch keeps the loss."""
+        self.lose(loss)
+        if (latch := registry.latch()) is not None:
+            latch.trip(loss)
+        return latch is not None
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -360,18 +359,18 @@ class Group(dist.ProcessGroup):
         return self._issue(plans.all_gather(outputs, inputs, self.size(), ("allgather", (outputs, inputs))), opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        # outputs[rank][index]; a plan wants outputs[index][rank].
+        # Torch gives outputs[rank][index], a plan takes outputs[index][rank].
         turned = [list(column) for column in zip(*outputs, strict=True)]
         plan = plans.all_gather(turned, inputs, self.size(), ("allgather_coalesced", (outputs, inputs)))
         return self._issue(plan, opts)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         check_whole("all_gather", output, given, self.size())
-        plan = plans.all_gather([output], [given], self.size(), ("_allgather_base", (output, given)))
+        plan = plans.all_gather([output], [given], self.size(), ("all_gather_single", (output, given)))
         return self._issue(plan, opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gloo = ("allgather_into_tensor_coalesced", (outputs, inputs))
+        gloo = ("all_gather_single_coalesced", (outputs, inputs))
         return self._issue(plans.all_gather(list(outputs), list(inputs), self.size(), gloo), opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -382,11 +381,11 @@ class Group(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         check_whole("reduce_scatter", given, output, self.size())
-        gloo = ("_reduce_scatter_base", (output, given, opts))
+        gloo = ("reduce_scatter_single", (output, given, opts))
         return self._issue(plans.reduce_scatter([output], [given], reduction_code(opts), self._place, gloo), opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gloo = ("reduce_scatter_tensor_coalesced", (outputs, inputs, opts))
+        gloo = ("reduce_scatter_single_coalesced", (outputs, inputs, opts))
         return self._issue(
             plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
         )
@@ -411,7 +410,7 @@ class Group(dist.ProcessGroup):
         self, output: Any, given: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Work:
         size = self.size()
-        gloo = ("alltoall_base", (output, given, output_splits, input_splits))
+        gloo = ("all_to_all_single", (output, given, output_splits, input_splits))
         whole = output.detach()
         target = whole if whole.is_contiguous() else whole.contiguous()
         outputs = split(target, output_splits, size)
@@ -424,7 +423,7 @@ class Group(dist.ProcessGroup):
         return self._issue(plans.barrier(("barrier", ())), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier with a deadline of its own. It names all who have not come, as every operation does."""
+        """A barrier with its own deadline. As for every operation, its error names all ranks that did not arrive."""
         opts = dist.BarrierOptions()
         opts.timeout, opts.asyncOp = timeout or self._timeout, False
         self.barrier(opts).wait()
@@ -432,10 +431,10 @@ class Group(dist.ProcessGroup):
     def split_group(
         self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None, **names: Any
     ) -> "Group | None":
-        """A new group of these ranks of this one, which all of them ask for; None on a rank that is not among them."""
+        """Make a new group of these ranks of this one, on all of which it is called; None on the other ranks."""
         if self.rank() not in ranks:
             return None
-        self._splits += 1  # else a second group of the same ranks would meet the first one's word
+        self._splits += 1  # A second group of the same ranks must not read the first one's keys.
         name = names.get("group_name") or f"{self._name}:{self._splits}:{'-'.join(map(str, ranks))}"
         store, world = dist.PrefixStore(f"{name}/", self._store), [self._ranks[rank] for rank in ranks]
         part = Group(store, list(ranks).index(self.rank()), len(ranks), world, timeout or self._timeout)
@@ -444,57 +443,46 @@ class Group(dist.ProcessGroup):
         return part
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
-        return self._post("send", tensors, peer, tag)
+        return self._transfer("send", tensors, peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
-        return self._post("recv", tensors, peer, tag)
+        return self._transfer("recv", tensors, peer, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        return self._post("recv", tensors, -1, tag)
+        return self._transfer("recv", tensors, -1, tag)
 
-    def _post(self, name: str, tensors: Any, peer: int, tag: int) -> Work:
+    def _transfer(self, name: str, tensors: Any, peer: int, tag: int) -> Work:
         index, site = count_collective(self, name, p2p=True)
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         work = Work(tensors, name, site)
         work.on_wait = partial(mark_waiting, index)
         method = "recv_anysource" if peer < 0 else name
-        plan = plans.letter(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
-        if self._answered(plan, work):
+        plan = plans.point_to_point(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))
+        if self._answer_locally(plan, work):
             return work
-        inside = self._inside
-        assert inside is not None
-        if not inside.takes(tensors):
-            # Each on its own thread: a send must not wait for a receive that was issued after it.
-            how = (plan, work, self._timeout.total_seconds(), site)
-            threading.Thread(target=self._run, args=how, daemon=True).start()
+        transport = self._transport
+        assert transport is not None
+        if not transport.takes(tensors):
+            # On a thread of its own: a send must not wait for a receive that was issued after it.
+            arguments = (plan, work, self._timeout.total_seconds(), site)
+            threading.Thread(target=self._run, args=arguments, daemon=True).start()
             return work
-        memory = plans.Memory()
+        memory = plans.TensorMemory()
         part = memory.read(tensors[0]) if name == "send" else memory.write(tensors[0])
-        letter = Letter(peer, tag, part, self._timeout.total_seconds())
-        letter.site, letter.dtype = site, dtype_name(tensors[0].dtype)
+        message = P2PMessage(peer, tag, part, self._timeout.total_seconds())
+        message.site, message.dtype = site, dtype_name(tensors[0].dtype)
 
         def done(error: BaseException | None) -> None:
             if error is None:
                 with torch.no_grad():
                     memory.write_back()
-            elif isinstance(error, PeerLost | DeadlinePassed):
-                self.lose(error)
-                latch = registry.latch()
-                if latch is not None:
-                    latch.trip(error)
-                    error = None
-            work.finish(error, letter.peer)
+            elif isinstance(error, PeerLost | DeadlinePassed) and self._trip(error):
+                error = None
+            work.finish(error, message.peer)
 
-        letter.done = done
-        (inside.postman().send if name == "send" else inside.postman().receive)(letter)
+        message.done = done
+        (transport.p2p().send if name == "send" else transport.p2p().receive)(message)
         return work
-
-    # Older names of the same operations, which torch before 2.13 and some callers of it use.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
 
 
 hide_from_dynamo(Group, OPERATIONS)

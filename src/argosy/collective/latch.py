@@ -1,8 +1,8 @@
-"""A step as a transaction: losses inside it are kept, not raised, and a vote decides whether it counts.
+"""A step as a transaction: losses inside it are kept, not raised, and a vote decides whether it is committed.
 
-L1  While the latch is set no operation of any group raises a loss: it answers locally and at once.
-L2  All survivors see the same outcome of a vote: its one arrival beats every abort.
-L3  An exception raised after a loss is a consequence of it and ends with the block; one that `apply` raises does not.
+L1  While the latch is set, no operation of any group raises a loss: it is answered locally and at once.
+L2  All survivors see the same outcome of a vote: once all ranks have arrived at it, no abort changes it.
+L3  An exception after a loss is a consequence of it and is suppressed at the end of the block; one of `apply` is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _DRAIN_S = 3600.0
 
 
 class Latch:
-    """One attempt at a step. `committed` says whether it counted, `loss` why it did not."""
+    """One attempt at a step. `committed` tells whether it was committed, `loss` why not."""
 
     def __init__(self, group: "Group") -> None:
         self._group = group
@@ -27,7 +27,7 @@ class Latch:
         self.committed = False
         self.issued = 0
         """Operations begun since the latch was set."""
-        self.mistake: ArgosyError | None = None
+        self.mismatch: ArgosyError | None = None
         """Ranks called different collectives."""
         self._agreed = False
 
@@ -48,9 +48,9 @@ class Latch:
         return self.loss is not None and not self._agreed and isinstance(error, Exception)  # L3
 
     def trip(self, loss: ArgosyError) -> None:
-        """Keep the first loss, and break the waits of every group: the step cannot count any more."""
+        """Keep the first loss, and end the waits of every group: the step cannot be committed any more."""
         if self.loss is None:
-            self.loss = loss.with_traceback(None)  # its frames would hold the engine that broke, and its memory
+            self.loss = loss.with_traceback(None)  # Its frames would keep the engine and its memory alive.
         for group in registry.groups():
             group.give_up(self.loss)
 
@@ -65,10 +65,10 @@ class Latch:
         return self.committed
 
     def ask(self, words: Sequence[int]) -> list[int] | None:
-        """The smallest of each word over all ranks; None if a rank is lost: then the step cannot count."""
+        """Return the minimum of each word over all ranks; None if a rank is lost."""
         self._drain()
-        if self.mistake is not None:
-            raise self.mistake
+        if self.mismatch is not None:
+            raise self.mismatch
         if self.loss is not None:
             return None
         try:

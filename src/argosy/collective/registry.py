@@ -1,4 +1,4 @@
-"""The argosy groups of this process, in the order in which they were made, and the latch that covers them."""
+"""The groups of this process in the order of their creation, the latch that covers them, and the joining state."""
 # pyright: reportPrivateImportUsage=false
 
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from argosy.collective.wire import CollectiveMismatch
+from argosy.collective.request import CollectiveMismatch
 from argosy.core import ConfigError, PeerLost
 
 if TYPE_CHECKING:
@@ -30,20 +30,21 @@ def add(group: "Group") -> None:
 
 
 def own_store(store: Any, ranks: Sequence[int]) -> Any:
-    """Where a new group of these ranks meets: one that was destroyed has left its keys in the same store.
+    """Return the part of the store in which a new group of these ranks meets.
 
-    All ranks of a group make as many of them, in the same order.
+    Each group gets its own part, because a destroyed group of the same ranks has left its keys. All ranks of a group
+    create their groups in the same order.
     """
     with _lock:
         _made[tuple(ranks)] += 1
         return dist.PrefixStore(f"argosy/{_made[tuple(ranks)]}", store)
 
 
-def is_one_lost(ranks: Sequence[int]) -> bool:
-    """False, or else the loss of one of these ranks of the world that a group of this process knows of is raised."""
+def raise_known_loss(ranks: Sequence[int]) -> bool:
+    """Raise the loss of one of these global ranks, if a group of this process knows of one; otherwise return False."""
     names = {f"rank {rank}" for rank in ranks}
     for group in groups():
-        group.look()
+        group.check_loss()
         if isinstance(group.loss, PeerLost) and group.loss.peer in names:
             raise group.loss
     return False
@@ -61,7 +62,7 @@ def groups() -> "list[Group]":
 
 
 def latch() -> "Latch | None":
-    """The latch that is set now, if any."""
+    """The latch that is set, or None."""
     return _latch
 
 
@@ -71,7 +72,7 @@ def set_latch(value: "Latch | None") -> None:
 
 
 def joining() -> bool:
-    """Whether groups made now begin alone."""
+    """Whether new groups begin in the state "joining"."""
     return _joining
 
 
@@ -80,20 +81,25 @@ def set_joining(value: bool) -> None:
     _joining = value
 
 
-def kept_back(error: BaseException) -> BaseException | None:
-    """None for a mismatch inside a latch, whose vote raises it: DDP's reducer bears no exception; else the error."""
+def defer_mismatch(error: BaseException) -> BaseException | None:
+    """Give a mismatch to the latch, whose vote raises it, and return None: DDP's reducer must not see an exception.
+
+    Other errors, and those outside a latch, are returned.
+    """
     held = latch()
     if not isinstance(error, CollectiveMismatch) or held is None:
         return error
-    held.mistake = error
+    held.mismatch = error
     return None
 
 
 def _forget_all() -> None:
-    """In a forked child: what it sent would count as its parent's."""
+    """In a forked child: its operations would count as its parent's."""
     for held in _groups:
         if (group := held()) is not None:
-            group.lose(ConfigError("a forked child cannot use the groups of its parent", hint="use them in the rank"))
+            group.lose(
+                ConfigError("a forked child cannot use the groups of its parent", hint="use them in the rank itself")
+            )
 
 
 os.register_at_fork(after_in_child=_forget_all)

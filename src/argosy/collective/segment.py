@@ -1,10 +1,10 @@
-"""The shared memory of one group and one generation: laid out, mapped, read by those who explain.
+"""The shared memory of one group and one generation: its layout, its mapping, and how to read what ranks wrote.
 
-A segment is an anonymous file (memfd): it needs no room in /dev/shm and cannot be left behind. It is used until
-its first abort; then a new generation has a new one.
+It does not run operations: the engine does, in native code. A segment is an anonymous file (memfd): it needs no space
+in /dev/shm, and nothing is left behind. An abort ends its use; a new generation makes a new one.
 
-Header of 4096 bytes, then a region per rank: words, two heads, two windows of slots, and an inbox ring for each
-sender. native/src/segment.rs has the same offsets.
+A header of 4096 bytes is followed by a region per rank: words, two heads, two windows of slots, and an inbox ring for
+each sender. native/src/segment.rs has the same offsets.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import os
 import struct
 
 from argosy._select import native
-from argosy.collective.wire import HEAD_BYTES, Wish
+from argosy.collective.request import HEAD_BYTES, Request
 from argosy.core import ArgosyError, PeerLost
 
 MAGIC = int.from_bytes(b"ARGSEGM\x01", "little")
@@ -24,10 +24,10 @@ _FIRST_AT, _HEADS_AT, _DOORBELL_AT, _LAST_HEAD_AT = 4096, 256, 64, 192
 RING_HEADER = 128
 SLOT_BYTES = 128 << 10
 WINDOW_MAX = 8
-"""Slots of a rank for one operation: a rank that gets a core runs ahead of the others by so much."""
+"""Slots of a rank for one operation: how far a rank can run ahead of the others."""
 
 ROOM_BYTES = 16 << 20
-"""What the groups of a process may take together; groups beyond that get the smallest segments."""
+"""Memory that the groups of a process may take together; beyond it, groups get the smallest segments."""
 
 _INBOX_BYTES = 64 << 10
 
@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Shape:
-    """Where things are in a segment for `size` ranks."""
+    """The layout of a segment for `size` ranks."""
 
     def __init__(self, size: int, window: int) -> None:
         self.size, self.slot, self.window = size, SLOT_BYTES, window
@@ -65,7 +65,7 @@ class Shape:
 
 
 def window_for(room: int) -> int:
-    """How many slots a new group gets where `room` bytes per rank are left: a quarter of them, at least one slot."""
+    """Return the slots of a new group if `room` bytes per rank are left: a quarter of these, at least one slot."""
     return max(1, min(WINDOW_MAX, room // 4 // (2 * SLOT_BYTES + _INBOX_BYTES)))
 
 
@@ -78,7 +78,7 @@ def create(size: int, window: int) -> int:
     shape = Shape(size, window)
     fd = os.memfd_create("argosy-collective", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, shape.total)  # a lack of memory is said here, not by SIGBUS in an operation
+        os.posix_fallocate(fd, 0, shape.total)  # A lack of memory raises here, and is no SIGBUS in an operation.
         os.pwrite(fd, shape.pack(), 0)
     except OSError as error:
         os.close(fd)
@@ -88,7 +88,7 @@ def create(size: int, window: int) -> int:
     return fd
 
 
-class Segment:
+class GroupSegment:
     """A mapped segment, as one of its ranks sees it."""
 
     def __init__(self, fd: int, shape: Shape, rank: int) -> None:
@@ -99,48 +99,48 @@ class Segment:
         self.view = memoryview(self._memory)
         magic, count, slot, stride, *_ = _HEADER.unpack_from(self.view)
         if (magic, count, slot, stride) != (MAGIC, shape.size, shape.slot, shape.stride):
-            raise ArgosyError("a peer made its shared segment with another version of argosy")
+            raise ArgosyError("a peer made its shared segment with another version of Argosy")
 
-    # -- ending it ---------------------------------------------------------------------------------
+    # -- aborting ----------------------------------------------------------------------------------
 
     def abort(self, code: int, cause: str = "") -> None:
-        """Break every wait in the segment, now and later. The first reason stays."""
+        """End every wait in the segment, now and later. The first abort wins."""
         if native.abort_segment(self.address, code):
-            self.say(cause)
+            self.set_cause(cause)
         for rank in range(self.shape.size):
             self.ring_doorbell(rank)
 
-    def say(self, cause: str) -> None:
-        """Tell the others why the segment is aborted: by the one who did it."""
+    def set_cause(self, cause: str) -> None:
+        """Write why the segment is aborted, for the others; called by the process that aborted it."""
         raw = cause.encode()[: _CAUSE_BYTES - 1]
         self.view[_CAUSE_AT + 1 : _CAUSE_AT + len(raw)] = raw[1:]
-        self.view[_CAUSE_AT : _CAUSE_AT + 1] = raw[:1] or b"\0"  # it is read when its first byte is there
+        self.view[_CAUSE_AT : _CAUSE_AT + 1] = raw[:1] or b"\0"  # Last: readers wait for the first byte.
 
-    def broken(self) -> tuple[int, str] | None:
-        """Why the segment was aborted, or None."""
+    def abort_reason(self) -> tuple[int, str] | None:
+        """Return the code and the cause of the abort, or None."""
         code = self._word(_STATE_AT + 4).value
         if code == 0:
             return None
         raw = bytes(self.view[_CAUSE_AT : _CAUSE_AT + _CAUSE_BYTES])
         return code, raw.split(b"\0", 1)[0].decode(errors="replace")
 
-    # -- explaining --------------------------------------------------------------------------------
+    # -- reading what ranks wrote ------------------------------------------------------------------
 
     def stage(self, rank: int) -> int:
         return self._word(self._region(rank)).value
 
-    def wish(self, rank: int, stage: int | None = None) -> tuple[Wish, tuple[int, ...]]:
-        """What `rank` asked for in `stage`, or last, with the lengths it sends and receives."""
+    def request(self, rank: int, stage: int | None = None) -> tuple[Request, tuple[int, ...]]:
+        """Return the request of `rank` in `stage` (default: its last), with the sizes that it sends and receives."""
         region = self._region(rank)
         which = self._word(region + _LAST_HEAD_AT).value if stage is None else stage
         at = region + _HEADS_AT + which % 2 * self.shape.head_stride
         lengths = struct.unpack_from(f"<{2 * self.shape.size}Q", self.view, at + HEAD_BYTES)
-        return Wish.unpack(bytes(self.view[at : at + HEAD_BYTES])), lengths
+        return Request.unpack(bytes(self.view[at : at + HEAD_BYTES])), lengths
 
     # -- point to point ----------------------------------------------------------------------------
 
     def ring_at(self, sender: int, receiver: int) -> int:
-        """Offset of the ring in which `sender` writes to `receiver`."""
+        """Return the offset of the ring in which `sender` writes to `receiver`."""
         step = RING_HEADER + self.shape.ring
         return self._region(receiver) + self.shape.rings_at + sender * step
 
@@ -149,11 +149,11 @@ class Segment:
 
     def ring_doorbell(self, rank: int) -> None:
         word = self._word(self._region(rank) + _DOORBELL_AT)
-        word.value += 1  # two at once may count as one: both wake the sleeper
+        word.value += 1  # Two at once may count as one: both wake the sleeper.
         wake(self.address + self._region(rank) + _DOORBELL_AT)
 
     def await_doorbell(self, heard: int, most_s: float) -> None:
-        """Sleep until somebody rings for this rank, or `most_s` have passed."""
+        """Sleep until this rank's doorbell rings, for at most `most_s`."""
         sleep(self.address + self._region(self.rank) + _DOORBELL_AT, heard, most_s)
 
     def _region(self, rank: int) -> int:
@@ -164,7 +164,7 @@ class Segment:
 
 
 def sleep(address: int, expected: int, most_s: float) -> None:
-    """Wait on a word of shared memory while it is `expected`; the GIL is free meanwhile."""
+    """Wait on a word of shared memory while it is `expected`, without the GIL."""
     if _SYS_FUTEX is None:
         ctypes.CDLL(None).usleep(min(1000, int(most_s * 1e6)))
         return
@@ -175,29 +175,29 @@ def sleep(address: int, expected: int, most_s: float) -> None:
 
 
 def wake(address: int) -> None:
-    """Wake all who wait on a word of shared memory."""
+    """Wake all threads that wait on a word of shared memory."""
     if _SYS_FUTEX is not None:
         _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-def open_of(where: tuple[int, int, int], shape: Shape, rank: int) -> Segment:
-    """Map the segment that a process holds open: its pid, the descriptor, and the inode behind it.
+def open_peer_segment(where: tuple[int, int, int], shape: Shape, rank: int) -> GroupSegment:
+    """Map the segment that another process holds open; `where` is its pid, the descriptor and the inode.
 
     Raises:
         PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
-        PermissionError: this process may not look into that one; for a moment also if it is being killed, or the
+        PermissionError: this process may not check_loss into that one; for a moment also if it is being killed, or the
             number is that of a file under /proc/sys by now.
     """
     pid, fd, inode = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:  # also a socket or a directory that has the number now
+    except OSError as error:  # Also if the number belongs to a socket or a directory now.
         if isinstance(error, PermissionError):
             raise
         raise PeerLost("rank 0", "gone before its shared memory was opened") from error
     try:
         if os.fstat(own).st_ino != inode:
-            raise PeerLost("rank 0", "it gave this generation up before its shared memory was opened")
-        return Segment(own, shape, rank)
+            raise PeerLost("rank 0", "it abandoned this generation before its shared memory was opened")
+        return GroupSegment(own, shape, rank)
     finally:
         os.close(own)

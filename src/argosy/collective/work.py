@@ -1,7 +1,6 @@
-"""Works that torch can wait for, and the thread on which a group's operations run in order."""
+"""The `Work` that torch waits for, and the thread on which a group's operations run in order."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,9 +13,9 @@ from argosy.core import DeadlinePassed
 
 
 class Work(dist.Work):
-    """One operation. `result` are its tensors, also the value of the future."""
+    """One operation. `result` are its tensors, which are also the value of the future."""
 
-    _changing = threading.Lock()  # of all works, for moments: most of them end before anybody waits
+    _changing = threading.Lock()  # Shared by all works: it is held for moments.
 
     def __init__(self, result: list[torch.Tensor], name: str = "a collective", site: str = "") -> None:
         super().__init__()
@@ -29,7 +28,7 @@ class Work(dist.Work):
         self.on_wait: Callable[[bool], None] | None = None
 
     def finish(self, error: BaseException | None = None, source: int = -1) -> None:
-        """Wake who waits; called once."""
+        """Record the outcome and wake the waiting threads; called once."""
         with self._changing:
             self._error, self._source = error, source
             self._ended = True
@@ -99,7 +98,7 @@ class Work(dist.Work):
         return self._source
 
 
-class Queue:
+class JobQueue:
     """Runs jobs in order on a thread of its own, which starts with the first job."""
 
     def __init__(self, name: str) -> None:
@@ -122,15 +121,14 @@ class Queue:
                 self._thread.start()
             self._changed.notify_all()
         if threading.current_thread() is self._thread:
-            # The callback of a future put it there, and may wait for it: nobody else would run it.
+            # The callback of a future issued this job and may wait for it, so it must run here and now.
             while self._take_turn():
                 pass
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or running; False if that took too long."""
-        deadline = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(self.idle, deadline - time.monotonic())
+            return self._changed.wait_for(self.idle, timeout_s)
 
     def close(self) -> None:
         with self._changed:

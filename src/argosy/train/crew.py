@@ -100,7 +100,7 @@ class Crew:
         """Whether the group has lost a rank, or loses one within `wait_s`."""
         deadline = time.monotonic() + wait_s
         while isinstance(self.group, Group) and self.group.state == "live":
-            self.group.look()
+            self.group.check_loss()
             if self.group.state != "live" or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)

@@ -41,7 +41,7 @@ def dying(function, name):
 training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
-segment.open_of = dying(segment.open_of, "meet")  # Not of rank 0, after all have said who they are.
+segment.open_peer_segment = dying(segment.open_peer_segment, "meet")  # Not of rank 0, after all have said who they are.
 run.mending.heal = dying(run.mending.heal, "heal")
 run.mending._find_holders = dying(run.mending._find_holders, "healed")
 run.saves.save = dying(run.saves.save, "snapshot")

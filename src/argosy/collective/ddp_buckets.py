@@ -1,9 +1,7 @@
-"""How the DDP models of a process laid their gradients out in buckets: ranks that differ in it must not train together.
+"""The bucket layouts of the DDP models of a process. Ranks with different layouts must not train together.
 
-Two layouts of equal sizes would drift apart without an error.
+With two layouts of equal sizes the models would diverge without an error.
 """
-
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
 
 import gc
 import hashlib
@@ -13,14 +11,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from argosy.collective._torch import ddp_logging_data
+
 _NAMES = ("rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
 
 
-def models_of(group: Any) -> list[weakref.ref[Any]]:
-    """The DDP models of this process that use `group`: a walk over all objects, so not for every step.
+def ddp_models(group: Any) -> list[weakref.ref[Any]]:
+    """Return the DDP models of this process that use `group`. Walks over all objects: too slow for every step.
 
-    An object refers to its class, and the collector finds who does without touching the counts of all others, which
-    in a forked process would copy the pages of all modules.
+    It asks the garbage collector for the referrers of DDP's class, because walking over the objects themselves would
+    change their reference counts and so, in a forked process, copy their pages.
     """
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     if module is None:
@@ -34,10 +34,10 @@ def _with_subclasses(kind: type) -> list[type]:
     return [kind, *(each for below in kind.__subclasses__() for each in _with_subclasses(below))]
 
 
-def layout_of(models: Sequence[weakref.ref[Any]]) -> str:
-    """A digest, the same on ranks that fit together; empty while some model has not settled its buckets."""
+def bucket_layout(models: Sequence[weakref.ref[Any]]) -> str:
+    """Return a digest of the layouts; empty while some model has not built its final buckets."""
     alive = [model for held in models if (model := held()) is not None]
-    found = [[str(model._get_ddp_logging_data().get(name, "")) for name in _NAMES] for model in alive]
+    found = [[str(ddp_logging_data(model).get(name, "")) for name in _NAMES] for model in alive]
     if not found or not all(text for texts in found for text in texts):
         return ""
     return hashlib.blake2s(json.dumps(found).encode(), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
-"""Point-to-point messages of one group: a thread that never waits for one peer while another could go on.
+"""Point-to-point messages of one group on one host, moved by a thread that serves all peers in turn.
 
 Each pair of ranks has a ring per direction in the receiver's region. A message is a header (tag, length, call site) and
-its bytes. Messages of a pair arrive in order; one whose tag nobody waits for is kept aside on the heap.
+its bytes. The messages of a pair arrive in order; a message whose tag no receive matches is kept on the heap.
 """
 
 import atexit
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from argosy.collective.engine import Engine
+from argosy.collective.request import CollectiveMismatch
 from argosy.collective.segment import RING_HEADER
-from argosy.collective.wire import CollectiveMismatch
 from argosy.core import ArgosyError, DeadlinePassed
 
 _MESSAGE = struct.Struct("<qQ16s80s")
 _SLEEP_S = 0.02
 
 
-class Letter:
-    """One send or receive: memory of the caller, and whom to tell. Peer -1 receives from anybody."""
+class P2PMessage:
+    """One send or receive: the caller's memory, and a callback. Peer -1 receives from any rank."""
 
     def __init__(self, peer: int, tag: int, part: tuple[int, int], timeout_s: float) -> None:
         self.peer, self.tag, self.timeout_s = peer, tag, timeout_s
@@ -34,12 +34,9 @@ class Letter:
         self.done: Callable[[BaseException | None], None] = lambda error: None
         self.site = self.dtype = ""
 
-    def finish(self, error: BaseException | None = None) -> None:
-        self.done(error)
 
-
-class Sent(NamedTuple):
-    """What a message says of itself."""
+class MessageHeader(NamedTuple):
+    """What the sender says about a message."""
 
     length: int
     dtype: str
@@ -47,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class _Ring:
-    """One direction between two ranks. Head is the sender's, tail the receiver's, both only grow."""
+    """One direction between two ranks. The sender moves the head, the receiver the tail; both only grow."""
 
     def __init__(self, engine: Engine, sender: int, receiver: int) -> None:
         segment = engine.segment
@@ -60,7 +57,7 @@ class _Ring:
         self._bytes = segment.address + at + RING_HEADER
 
     def write(self, address: int, length: int) -> int:
-        """Copy as much as there is room for; returns how much."""
+        """Copy as much as fits; returns how much."""
         head = self._head.value
         length = min(length, self._size - (head - self._tail.value))
         self._copy(head % self._size, length, lambda at, done, part: ctypes.memmove(at, address + done, part))
@@ -88,48 +85,48 @@ class _Ring:
 
 
 class _Incoming:
-    """What is being read from one sender."""
+    """The state of reading from one sender."""
 
     def __init__(self, ring: _Ring) -> None:
         self.ring = ring
-        self.letter: Letter | None = None
+        self.message: P2PMessage | None = None
         self.tag, self.length, self.moved, self.site, self.dtype = 0, -1, 0, "", ""
         self.aside: bytearray | None = None
-        self.kept: deque[tuple[int, bytearray, Sent]] = deque()
+        self.kept: deque[tuple[int, bytearray, MessageHeader]] = deque()
 
-    def sent(self) -> "Sent":
-        return Sent(self.length, self.dtype, self.site)
+    def sent(self) -> "MessageHeader":
+        return MessageHeader(self.length, self.dtype, self.site)
 
 
-class Postman:
-    """Delivers for one group until it is closed or the group breaks."""
+class PointToPoint:
+    """Sends and receives for one group until it is closed or the group is lost."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._sends: dict[int, deque[Letter]] = {}
-        self._waiting: list[Letter] = []
+        self._sends: dict[int, deque[P2PMessage]] = {}
+        self._waiting: list[P2PMessage] = []
         others = range(engine.size)
         self._out = {rank: _Ring(engine, engine.rank, rank) for rank in others}
         self._in = {rank: _Incoming(_Ring(engine, rank, engine.rank)) for rank in others}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="argosy-postman", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="argosy-p2p", daemon=True)
         self._thread.start()
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """The process ends: nothing of this may run while its modules are taken apart."""
+        """The process exits: stop the thread before the modules are torn down."""
         self.close()
         self._thread.join(1.0)
 
-    def send(self, letter: Letter) -> None:
+    def send(self, message: P2PMessage) -> None:
         with self._lock:
-            self._sends.setdefault(letter.peer, deque()).append(letter)
+            self._sends.setdefault(message.peer, deque()).append(message)
         self._engine.segment.ring_doorbell(self._engine.rank)
 
-    def receive(self, letter: Letter) -> None:
+    def receive(self, message: P2PMessage) -> None:
         with self._lock:
-            self._waiting.append(letter)
+            self._waiting.append(message)
         self._engine.segment.ring_doorbell(self._engine.rank)
 
     def close(self) -> None:
@@ -155,55 +152,56 @@ class Postman:
 
     def _push(self) -> bool:
         moved = False
-        for peer, letters in list(self._sends.items()):
+        for peer, messages in list(self._sends.items()):
             ring = self._out[peer]
-            while letters:
-                letter = letters[0]
-                if not letter.begun:
+            while messages:
+                message = messages[0]
+                if not message.begun:
                     if ring.room() < _MESSAGE.size:
                         break
-                    words = _MESSAGE.pack(letter.tag, letter.length, letter.dtype.encode(), letter.site.encode()[-80:])
-                    header = ctypes.create_string_buffer(words, _MESSAGE.size)
+                    texts = message.dtype.encode(), message.site.encode()[-80:]
+                    raw = _MESSAGE.pack(message.tag, message.length, *texts)
+                    header = ctypes.create_string_buffer(raw, _MESSAGE.size)
                     ring.write(ctypes.addressof(header), _MESSAGE.size)
-                    letter.begun = moved = True
-                written = ring.write(letter.address + letter.moved, letter.length - letter.moved)
-                letter.moved += written
+                    message.begun = moved = True
+                written = ring.write(message.address + message.moved, message.length - message.moved)
+                message.moved += written
                 moved = moved or written > 0
-                if letter.moved < letter.length:
+                if message.moved < message.length:
                     break
-                letters.popleft()
-                letter.finish()
+                messages.popleft()
+                message.done(None)
             if moved:
                 self._engine.segment.ring_doorbell(peer)
-            if not letters:
+            if not messages:
                 del self._sends[peer]
         return moved
 
     def _pull(self) -> bool:
         moved = False
         for sender, incoming in self._in.items():
-            moved = self._hand_kept(sender, incoming) or moved
+            moved = self._deliver_kept(sender, incoming) or moved
             while self._pull_from(sender, incoming):
                 moved = True
         return moved
 
-    def _hand_kept(self, sender: int, incoming: _Incoming) -> bool:
-        """Give messages that were put aside to those who ask for them now."""
+    def _deliver_kept(self, sender: int, incoming: _Incoming) -> bool:
+        """Deliver a kept message to a receive that matches it now."""
         for kept in list(incoming.kept):
-            letter = self._match(sender, kept[0])
-            if letter is None:
+            message = self._match(sender, kept[0])
+            if message is None:
                 continue
             incoming.kept.remove(kept)
             _, memory, sent = kept
-            error = self._fits(letter, sender, sent)
+            error = self._mismatch(message, sender, sent)
             if error is None and memory:
-                ctypes.memmove(letter.address, (ctypes.c_char * len(memory)).from_buffer(memory), len(memory))
-            letter.finish(error)
+                ctypes.memmove(message.address, (ctypes.c_char * len(memory)).from_buffer(memory), len(memory))
+            message.done(error)
             return True
         return False
 
     def _pull_from(self, sender: int, incoming: _Incoming) -> bool:
-        """Read on from one sender; True if anything moved."""
+        """Continue to read from one sender; True if bytes moved."""
         ring, moved = incoming.ring, False
         if incoming.length < 0:
             if not self._waiting or ring.filled() < _MESSAGE.size:
@@ -213,72 +211,72 @@ class Postman:
             incoming.tag, incoming.length, *texts = _MESSAGE.unpack(header.raw)
             incoming.dtype, incoming.site = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
             incoming.moved, moved = 0, True
-            incoming.letter = self._match(sender, incoming.tag)
+            incoming.message = self._match(sender, incoming.tag)
             incoming.aside = None
-            if incoming.letter is None or self._fits(incoming.letter, sender, incoming.sent()) is not None:
+            if incoming.message is None or self._mismatch(incoming.message, sender, incoming.sent()) is not None:
                 incoming.aside = bytearray(incoming.length)
         count = incoming.length - incoming.moved
         if count:
             if incoming.aside is not None:
                 base = ctypes.addressof(ctypes.c_char.from_buffer(incoming.aside))
             else:
-                assert incoming.letter is not None
-                base = incoming.letter.address
+                assert incoming.message is not None
+                base = incoming.message.address
             read = ring.read(base + incoming.moved, count)
             incoming.moved += read
             moved = moved or read > 0
         if moved:
             self._engine.segment.ring_doorbell(sender)
         if incoming.moved == incoming.length:
-            self._close_letter(sender, incoming)
+            self._finish_message(sender, incoming)
         return moved
 
-    def _close_letter(self, sender: int, incoming: _Incoming) -> None:
-        letter, incoming.letter = incoming.letter, None
-        if letter is not None:
-            letter.peer = sender
-            letter.finish(self._fits(letter, sender, incoming.sent()))
+    def _finish_message(self, sender: int, incoming: _Incoming) -> None:
+        message, incoming.message = incoming.message, None
+        if message is not None:
+            message.peer = sender
+            message.done(self._mismatch(message, sender, incoming.sent()))
         elif incoming.aside is not None:
             incoming.kept.append((incoming.tag, incoming.aside, incoming.sent()))
         incoming.length, incoming.aside = -1, None
 
-    def _match(self, sender: int, tag: int) -> Letter | None:
-        for letter in self._waiting:
-            if letter.peer in (sender, -1) and letter.tag == tag:
-                self._waiting.remove(letter)
-                letter.peer = sender
-                return letter
+    def _match(self, sender: int, tag: int) -> P2PMessage | None:
+        for message in self._waiting:
+            if message.peer in (sender, -1) and message.tag == tag:
+                self._waiting.remove(message)
+                message.peer = sender
+                return message
         return None
 
-    def _fits(self, letter: Letter, sender: int, sent: Sent) -> ArgosyError | None:
-        if (letter.length, letter.dtype) == (sent.length, sent.dtype):
+    def _mismatch(self, message: P2PMessage, sender: int, sent: MessageHeader) -> ArgosyError | None:
+        if (message.length, message.dtype) == (sent.length, sent.dtype):
             return None
-        what = f"{sent.length} bytes of {sent.dtype} with tag {letter.tag} at {sent.site or '?'}"
+        what = f"{sent.length} bytes of {sent.dtype} with tag {message.tag} at {sent.site or '?'}"
         return CollectiveMismatch(
             f"{self._engine.name_of(sender)} sent {what}, "
-            f"recv at {letter.site or '?'} expects {letter.length} of {letter.dtype}"
+            f"recv at {message.site or '?'} expects {message.length} of {message.dtype}"
         )
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [("recv from", letter) for letter in self._waiting if letter.deadline < now]
-            sends = [letter for letters in self._sends.values() for letter in letters]
-            late += [("send to", letter) for letter in sends if letter.deadline < now]
-        for verb, letter in late:
-            peer = "any rank" if letter.peer < 0 else self._engine.last_of(letter.peer)
-            what = f"{verb} {peer} of {letter.length} bytes with tag {letter.tag} at {letter.site or '?'}"
-            error = self._engine.late(what, letter.timeout_s)
+            late = [("recv from", message) for message in self._waiting if message.deadline < now]
+            sends = [message for messages in self._sends.values() for message in messages]
+            late += [("send to", message) for message in sends if message.deadline < now]
+        for verb, message in late:
+            peer = "any rank" if message.peer < 0 else self._engine.last_of(message.peer)
+            what = f"{verb} {peer} of {message.length} bytes with tag {message.tag} at {message.site or '?'}"
+            error = self._engine.late(what, message.timeout_s)
             self._engine.abort_late(error)
             raise error
 
     def _fail_all(self, error: ArgosyError) -> None:
         with self._lock:
-            open_ones = [*self._waiting, *(letter for letters in self._sends.values() for letter in letters)]
-            open_ones += [incoming.letter for incoming in self._in.values() if incoming.letter is not None]
+            open_ones = [*self._waiting, *(message for messages in self._sends.values() for message in messages)]
+            open_ones += [incoming.message for incoming in self._in.values() if incoming.message is not None]
             self._waiting.clear()
             self._sends.clear()
             for incoming in self._in.values():
-                incoming.letter = None
-        for letter in open_ones:
-            letter.finish(error)
+                incoming.message = None
+        for message in open_ones:
+            message.done(error)

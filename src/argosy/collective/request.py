@@ -1,8 +1,8 @@
-"""How a rank describes the collective it wants, and what is said when the descriptions differ.
+"""How a rank describes the collective that it calls, and the error text if the descriptions differ. Pure.
 
-Pure. A head is 128 bytes: 32 that must be the same on all ranks (kind, element type, reduction, form of the
-operation, root, number of the collective in its group), 16 of name, 80 of call site. The lengths of what each
-rank sends to and receives from each other follow it in shared memory; the engine compares those too.
+A head has 128 bytes: 32 that must be the same on all ranks (kind, element type, reduction, root, number of the
+collective in its group), 16 of name, 80 of call site. In shared memory the sizes that a rank sends to and receives
+from each other rank follow it; the engine compares those, too.
 """
 
 import struct
@@ -12,23 +12,15 @@ from enum import IntEnum
 import msgspec
 import torch
 
+from argosy._exchange import ELEMENTS
 from argosy.core import ArgosyError, format_ranks
 
 _HEAD = struct.Struct("<BBBxiQ16x16s80s")
 HEAD_BYTES = _HEAD.size
 assert HEAD_BYTES == 128
 
-REDUCIBLE = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-)
-"""Element types with arithmetic of their own, in the order of native/src/reduce.rs."""
+REDUCIBLE: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in ELEMENTS)
+"""Element types that the engine can reduce."""
 
 _OTHERS = (
     torch.bool,
@@ -48,7 +40,7 @@ UNKNOWN_DTYPE = 255
 
 
 class Kind(IntEnum):
-    """The ways in which bytes move; every operation is one of them."""
+    """The patterns in which bytes move; every operation uses one of them."""
 
     ALL_REDUCE = 0
     REDUCE_SCATTER = 1
@@ -61,8 +53,8 @@ class CollectiveMismatch(ArgosyError):
     """The ranks of a group called different collectives, or the same with different arguments."""
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What one rank wants of its group."""
+class Request(msgspec.Struct, frozen=True):
+    """One rank's description of a collective."""
 
     kind: int
     name: str
@@ -73,12 +65,12 @@ class Wish(msgspec.Struct, frozen=True):
     site: str = ""
 
     def pack(self, number: int, site: str) -> bytes:
-        """As the collective `number` of its group, called at `site`."""
+        """Return the head of collective number `number` of its group, called at `site`."""
         name, place = self.name.encode()[:16], site.encode()[-80:]
         return _HEAD.pack(self.kind, self.dtype, self.reduction, self.root, number, name, place)
 
     @classmethod
-    def unpack(cls, raw: bytes) -> "Wish":
+    def unpack(cls, raw: bytes) -> "Request":
         kind, dtype, reduction, root, number, name, site = _HEAD.unpack_from(raw)
         return cls(kind, _text(name), dtype, reduction, root, number, _text(site))
 
@@ -90,7 +82,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """The number of an element type; all that are unknown share one."""
+    """Return the number of an element type; unknown ones share one number."""
     return _CODES.get(dtype, UNKNOWN_DTYPE)
 
 
@@ -98,18 +90,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")[:16]
 
 
-def explain(wanted: Mapping[int, tuple[Wish, tuple[int, ...]]]) -> str:
-    """Say which ranks wanted what, with which lengths; those that agree together."""
+def explain_mismatch(wanted: Mapping[int, tuple[Request, tuple[int, ...]]]) -> str:
+    """Say which ranks called what, with which sizes; ranks that agree are named together."""
     groups: dict[str, list[int]] = {}
-    for rank, (wish, sizes) in wanted.items():
+    for rank, (request, sizes) in wanted.items():
         shape = "" if not any(sizes) else f", {_sizes(sizes)} bytes"
-        groups.setdefault(f"{wish}{shape}", []).append(rank)
+        groups.setdefault(f"{request}{shape}", []).append(rank)
     said = [f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}: {what}" for what, ranks in groups.items()]
     return "ranks called different collectives: " + "; ".join(said)
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
-    """Lengths sent to and received from each rank; one number where they are all the same."""
+    """Describe the sizes sent to and received from each rank: one number if all are equal."""
     half = len(sizes) // 2
     sent, received = sizes[:half], sizes[half:]
     if len(set(sizes)) == 1:

@@ -1,7 +1,7 @@
-"""How DTensors are made while a group is joining: every rank takes its part of what it has itself.
+"""Make DTensors while a group is joining: the rank takes its shard of its own whole tensor, without a scatter.
 
-Only the first rank of a mesh gives torch's scatter what to send, so that a rank alone could not answer for it. But all
-ranks have the whole tensor when it is distributed, and made it from the same seed.
+Torch scatters from the first rank of a mesh, which has not met this one yet. But every rank has the whole tensor, made
+from the same seed.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,13 +11,12 @@ from functools import wraps
 from typing import Any
 
 from argosy.collective import registry
-
-_MODULES = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor.placement_types")
+from argosy.collective._torch import DTENSOR_SCATTER_MODULES
 
 
 def scatter_locally() -> None:
     """Let `distribute_tensor` and `parallelize_module` work before the ranks have met; once is enough."""
-    for name in _MODULES:
+    for name in DTENSOR_SCATTER_MODULES:
         module: Any = sys.modules.get(name)
         original = getattr(module, "mesh_scatter", None)
         if original is None or hasattr(original, "__wrapped__"):

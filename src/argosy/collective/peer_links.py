@@ -1,7 +1,7 @@
-"""Connections between the ranks of a group that share no memory: they tell that a peer ended, or gave the group up.
+"""Connections between ranks of a group on different hosts: they report that a peer ended or gave the group up.
 
-A link carries lines of text: once who speaks, later why its speaker gives the group up, or that it leaves in peace.
-Bytes of tensors go through Gloo.
+They carry no tensors, which go through Gloo. A link carries lines of text: first the peer's rank, later why it gives
+the group up, or that it leaves on purpose.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from argosy.collective.watcher import watcher
+from argosy.collective.peer_watcher import watcher
 from argosy.core import ArgosyError, PeerLost
 
 _LINE_MAX = 500
@@ -27,30 +27,30 @@ _BYE, _GIVE_UP = "bye", "give up "
 
 
 def own_address(store: Any) -> str:
-    """The address of this host by which it reaches the store, and so, one may hope, its peers."""
+    """Return the address from which this host reaches the store; its peers are expected to reach it there."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None) or socket.gethostname()
     with suppress(OSError):
         family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # sends nothing: the kernel chooses the way
+            probe.connect(place)  # Sends nothing: the kernel chooses the route.
             return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 
-class Door:
-    """Where the peers of higher rank knock. Nothing is answered; who does not know the word is turned away."""
+class LinkListener:
+    """Accepts connections of higher ranks that know its token; others are closed without an answer."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ipaddress.ip_address(address.split("%")[0]).version == 6 else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=1024)
         self._listener.settimeout(_ACCEPT_S)
-        self._word = secrets.token_hex(16)
-        self.place = f"{address} {self._listener.getsockname()[1]} {self._word}"
+        self._token = secrets.token_hex(16)
+        self.address = f"{address} {self._listener.getsockname()[1]} {self._token}"
 
-    def link(self, rank: int, places: Sequence[str], look: Callable[[], None]) -> dict[int, socket.socket]:
-        """Knock at the lower ranks, let the higher ones in; `look` raises if that is in vain.
+    def link(self, rank: int, addresses: Sequence[str], check: Callable[[], None]) -> dict[int, socket.socket]:
+        """Connect to the lower ranks and accept the higher ones; `check` raises if that cannot succeed.
 
         Raises:
             ArgosyError: a peer cannot be reached.
@@ -59,16 +59,16 @@ class Door:
         try:
             with self._listener:
                 for peer in range(rank):
-                    links[peer] = _knock(peer, places[peer], rank)
-                while len(links) < len(places) - 1:
+                    links[peer] = _connect(peer, addresses[peer], rank)
+                while len(links) < len(addresses) - 1:
                     try:
                         guest, _ = self._listener.accept()
                     except TimeoutError:
-                        look()
+                        check()
                         continue
-                    word, _, said = _first_line(guest).partition(b" ")
-                    if secrets.compare_digest(word, self._word.encode()) and said.isdigit():
-                        links[int(said)] = guest
+                    token, _, other = _first_line(guest).partition(b" ")
+                    if secrets.compare_digest(token, self._token.encode()) and other.isdigit():
+                        links[int(other)] = guest
                     else:
                         guest.close()
         except BaseException:
@@ -78,21 +78,21 @@ class Door:
         return links
 
 
-def _knock(peer: int, place: str, rank: int) -> socket.socket:
-    address, port, word = place.split()
+def _connect(peer: int, full_address: str, rank: int) -> socket.socket:
+    address, port, token = full_address.split()
     try:
         link = socket.create_connection((address, int(port)), _CONNECT_S)
     except OSError as error:
         raise ArgosyError(
             f"rank {peer} cannot be reached at {address}:{port}: {error}",
-            hint="give the store (MASTER_ADDR) by an address of its host that the other hosts can reach",
+            hint="set MASTER_ADDR to an address that the other hosts can reach",
         ) from error
-    link.sendall(f"{word} {rank}\n".encode())
+    link.sendall(f"{token} {rank}\n".encode())
     return link
 
 
 def _first_line(guest: socket.socket) -> bytes:
-    """What a guest says first, or nothing if it keeps silent."""
+    """Return the first line that a connection sends; empty if it sends none in time."""
     guest.settimeout(_GUEST_S)
     raw = b""
     with suppress(OSError):
@@ -102,28 +102,28 @@ def _first_line(guest: socket.socket) -> bytes:
 
 
 class Links:
-    """The links of one rank in one generation; the first loss that they tell stays."""
+    """The links of one rank in one generation; keeps the first loss that they report."""
 
     def __init__(self, links: dict[int, socket.socket], near: dict[int, int], ranks: Sequence[int]) -> None:
-        """`near` are the pids of those on this host: they are watched as processes, which tells how they end."""
+        """`near` are the pids of peers on this host, which are watched as processes, to learn how they end."""
         self._links, self._ranks, self._near = links, tuple(ranks), near
         self.on_loss: Callable[[], None] = lambda: None
         self._loss: ArgosyError | None = None
         self._lock = threading.Lock()
         self._read: dict[int, bytes] = {}
-        self._attended: dict[int, Callable[[], bool]] = {}
-        self._tickets = [watcher().watch(pid, partial(self._lose, rank)) for rank, pid in near.items()]
+        self._watched_fds: dict[int, Callable[[], bool]] = {}
+        self._watches = [watcher().watch(pid, partial(self._lose, rank)) for rank, pid in near.items()]
         _open.add(self)
         for rank, link in links.items():
             link.setblocking(False)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:  # a host that is gone says nothing
+            for option, value in _KEEPALIVE:  # A dead host does not close its connections.
                 link.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._attended[rank] = partial(self._hear, rank, link)
-            watcher().attend(link.fileno(), self._attended[rank])
+            self._watched_fds[rank] = partial(self._hear, rank, link)
+            watcher().watch_fd(link.fileno(), self._watched_fds[rank])
 
     def check(self) -> None:
-        """Raise if the group is broken."""
+        """Raise the loss, if there is one."""
         if self._loss is not None:
             raise self._loss
 
@@ -133,17 +133,17 @@ class Links:
             self._tell(_GIVE_UP + " ".join(cause.split())[: _LINE_MAX - 20])
 
     def close(self) -> None:
-        """Leave in peace: the peers take the end of these links for no loss."""
+        """Leave on purpose: the peers do not take the end of these links for a loss."""
         self._tell(_BYE)
-        for ticket in self._tickets:
-            watcher().forget(ticket)
+        for watch in self._watches:
+            watcher().forget(watch)
         for rank, link in self._links.items():
-            watcher().neglect(link.fileno(), self._attended[rank])
-        self._tickets = []
-        self.let_go()
+            watcher().unwatch_fd(link.fileno(), self._watched_fds[rank])
+        self._watches = []
+        self.drop()
 
-    def let_go(self) -> None:
-        """Close what this process has of the links, without a word."""
+    def drop(self) -> None:
+        """Close this process's ends of the links, without a message."""
         for link in self._links.values():
             link.close()
         self._links = {}
@@ -163,7 +163,7 @@ class Links:
             self.on_loss()
 
     def _hear(self, rank: int, link: socket.socket) -> bool:
-        """Read what a peer says, in the watcher's thread; False when its link has ended, or is closed here."""
+        """Read a peer's lines, in the watcher's thread; False when the link has ended or is closed here."""
         if link.fileno() < 0:
             return False
         try:
@@ -189,10 +189,10 @@ class Links:
 _open: "weakref.WeakSet[Links]" = weakref.WeakSet()
 
 
-def _let_all_go() -> None:
+def _drop_all() -> None:
     for links in _open:
-        links.let_go()
+        links.drop()
 
 
-# Else a worker that a rank forked would keep the rank's links open after its death.
-os.register_at_fork(after_in_child=_let_all_go)
+# Otherwise a process that a rank forked would keep the rank's links open after its death.
+os.register_at_fork(after_in_child=_drop_all)
