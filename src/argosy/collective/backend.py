@@ -18,8 +18,8 @@ def register() -> None:
     """Make `init_process_group("argosy")` work; once is enough."""
     if "ARGOSY" not in dist.Backend._plugins:
         dist.Backend.register_backend("argosy", _make, extended_api=True, devices=["cpu"])
-        # Newer torch attaches a recorder to groups, which fails on one that is no group of C++ with backends inside.
-        getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set[str]()).add("argosy")
+        # Torch attaches a recorder to groups, which fails on one that is no group of C++ with backends inside.
+        dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS.add("argosy")
 
 
 def _make(opts: Any, _options: Any = None) -> Group:

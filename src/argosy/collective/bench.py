@@ -164,9 +164,6 @@ def _cells(operation: str, nbytes: int, ranks: int, groups: dict[str, Any]) -> l
 
 def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
     share, whole = max(1, nbytes // 4 // ranks), max(1, nbytes // 4)
-    names: Any = dist  # torch 2.13 renamed two of them
-    scatter = getattr(names, "reduce_scatter_single", None) or names.reduce_scatter_tensor
-    gather = getattr(names, "all_gather_single", None) or names.all_gather_into_tensor
     if operation in ("all_reduce", "broadcast"):
         data = torch.ones(whole)
         return {
@@ -177,8 +174,8 @@ def _call(operation: str, nbytes: int, ranks: int) -> Callable[[Any], object]:
         return lambda group: dist.barrier(group=group)
     given, other = torch.ones(share * ranks), torch.ones(share * (ranks if operation == "all_to_all" else 1))
     calls: dict[str, Callable[[Any], object]] = {
-        "reduce_scatter": lambda group: scatter(other, given, group=group),
-        "all_gather": lambda group: gather(given, other, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter_single(other, given, group=group),
+        "all_gather": lambda group: dist.all_gather_single(given, other, group=group),
         "all_to_all": lambda group: dist.all_to_all_single(other, given, group=group),
     }
     return calls[operation]

@@ -65,11 +65,6 @@ OPERATIONS = [
     "send",
     "recv",
     "recv_anysource",
-    "_allgather_base",
-    "allgather_into_tensor_coalesced",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall_base",
 ]
 
 State = Literal["joining", "live", "lost"]
@@ -488,13 +483,6 @@ class Group(dist.ProcessGroup):
         letter.done = done
         (inside.postman().send if name == "send" else inside.postman().receive)(letter)
         return work
-
-    # Older names of the same operations, which torch before 2.13 and some callers of it use.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
 
 
 hide_from_dynamo(Group, OPERATIONS)
