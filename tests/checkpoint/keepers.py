@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +42,11 @@ class Run:
     def keepers(self, kind: str = "") -> list[psutil.Process]:
         """The living keepers that listen in this home; `kind` is sock or peer."""
         found: list[psutil.Process] = []
-        for process in psutil.process_iter(["cmdline"]):
-            line = " ".join(process.info["cmdline"] or [])
-            is_keeper = line.startswith("argosy: keeper of ") and f" at {self.home}/" in line
-            if is_keeper and line.strip().endswith(kind):
-                found.append(process)
+        for entry in os.scandir("/proc"):
+            with suppress(OSError, psutil.NoSuchProcess):
+                line = Path(entry.path, "cmdline").read_text().rstrip("\0 ") if entry.name.isdigit() else ""
+                if line.startswith("argosy: keeper of ") and f" at {self.home}/" in line and line.endswith(kind):
+                    found.append(psutil.Process(int(entry.name)))
         return found
 
 
@@ -63,7 +63,8 @@ def a_run(directory: Path) -> Iterator[Run]:
                 life.wait()
                 deadline = time.monotonic() + 30
                 for keeper in run.keepers():
-                    keeper.resume()  # A test that failed may have left it stopped.
+                    with suppress(psutil.NoSuchProcess):
+                        keeper.resume()  # A test that failed may have left it stopped.
                 while run.keepers() and time.monotonic() < deadline:
                     time.sleep(0.02)
                 assert run.keepers() == [], "a keeper outlived its run"

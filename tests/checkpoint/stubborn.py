@@ -1,8 +1,6 @@
-"""Two ranks restore; what one of them alone cannot do, both are told: run as `stubborn.py DIRECTORY`."""
+"""Two ranks restore; what one of them alone cannot do, both are told."""
 
 import os
-import sys
-import traceback
 from pathlib import Path
 
 import torch
@@ -20,7 +18,8 @@ def raised(call: object, kind: type[Exception]) -> str:
     raise AssertionError(f"no {kind.__name__}")
 
 
-def run(work: str, rank: int) -> None:
+def run(work: str) -> None:
+    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", store=dist.FileStore(f"{work}/store", 2), rank=rank, world_size=2)
     model = torch.nn.Linear(8, 8)
     for parameter in model.parameters():
@@ -76,6 +75,7 @@ def run(work: str, rank: int) -> None:
         (other_run / "checkpoints/owner.json").write_text('{"host":"x","pid":1,"started_at":0,"session":"s"}')
     dist.barrier()
     assert "a run on x" in raised(lambda: Saver(other_run), ConfigError)
+    save_what_differs(work, rank)
 
 
 def save_what_differs(work: str, rank: int) -> None:
@@ -94,22 +94,3 @@ def save_what_differs(work: str, rank: int) -> None:
     with Saver(f"{work}/stages", say=lambda _: None) as saver:
         text = raised(lambda: saver.save(stages, 1).wait(60), Exception)
         assert "rank 1 has other plain tensors than rank 0" in text, text
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    children: list[int] = []
-    for rank in range(2):
-        pid = os.fork()
-        if pid:
-            children.append(pid)
-            continue
-        try:
-            run(sys.argv[1], rank)
-            save_what_differs(sys.argv[1], rank)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    sys.exit(any(codes))

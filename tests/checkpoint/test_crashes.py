@@ -67,9 +67,9 @@ def crashes(seed: int, change: Change = same, *, samples: int, waits: bool = Tru
                 yield found
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_c1_c2_c3_hold_at_every_prefix_of_a_save(seed: int):
-    assert next(crashes(seed, samples=8), None) is None
+def test_c1_c2_c3_hold_at_every_prefix_of_a_save():
+    for seed in (0, 1):
+        assert next(crashes(seed, samples=8), None) is None, f"seed {seed}"
 
 
 @pytest.mark.soak

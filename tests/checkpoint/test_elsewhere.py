@@ -1,31 +1,25 @@
 """State that is not where torch keeps it (inner optimizers, extra state) is kept, or refused by name."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoint.scripts.elsewhere import network, trained
+import forked_calls
+from checkpoint.scripts.elsewhere import STAGES, as_rank, network, trained
 from torch import nn
 
 from argosy.checkpoint import Saver, restore
 from argosy.core import ConfigError
-
-SCRIPT = Path(__file__).parent / "scripts/elsewhere.py"
 
 
 @pytest.mark.parametrize("what", ["zero", "generators", "cursors"])
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, what: str):
     """ZeroRedundancyOptimizer's shards become those of other ranks; a new rank keeps its own generator, and has rank
     0's values where each rank had others."""
-    command = [sys.executable, str(SCRIPT), what, str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
+    for count, work in STAGES[what]:
+        forked_calls.run(as_rank, work, str(tmp_path), ranks=count)
 
 
 class Lookahead(torch.optim.Optimizer):

@@ -3,22 +3,23 @@
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import psutil
 import pytest
+import forked_calls
 from checkpoint.keepers import Run, holdings, wait_for
 from checkpoint.trainings import is_saved
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, restore
 from argosy.checkpoint.keeper.life import OfProcess, OfRun, Pulse
+from argosy.checkpoint.keeper.source import keeper_sources
 
 MOMENTS = {"restoring": 0.1, "saving": 0.01, "copied": 0.05, "durable": 0.02}
 """What a training says, and for how many seconds what follows may be hit."""
@@ -44,7 +45,10 @@ def kill_something(run: Run, rng: random.Random, moment: str, victim: str) -> in
 def kills(run: Run, times: int, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged = 0
-    plan = [(moment, victim) for victim in VICTIMS for moment in MOMENTS]
+    plan = [
+        (moment, victim) for n, victim in enumerate(VICTIMS) for m, moment in enumerate(MOMENTS) if (n + m) % 2 == 0
+    ]
+    plan += [(moment, victim) for victim in VICTIMS for moment in MOMENTS if (moment, victim) not in plan]
     for number in range(times):
         moment, victim = plan[number % len(plan)]
         what = f"seed {seed}, kill {number}: {victim} at {moment}"
@@ -61,8 +65,9 @@ def kills(run: Run, times: int, seed: int) -> None:
                 assert keeper.num_fds() < 64, f"{what}: {keeper.cmdline()} keeps files open"
 
 
-def test_twenty_kills_lose_nothing(run: Run):
-    kills(run, 20, seed=0)
+def test_ten_kills_lose_nothing(run: Run):
+    """Of every victim, and at every moment."""
+    kills(run, 10, seed=0)
 
 
 @pytest.mark.soak
@@ -72,7 +77,7 @@ def test_a_thousand_kills_lose_nothing(run: Run, seed: int):
     kills(run, 100, seed)
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
 def test_a_rank_killed_while_it_starts_a_keeper_leaves_one_keeper_not_two(run: Run, pause_s: float):
     with run.train(peer=True) as training:
         training.until("restoring")
@@ -135,14 +140,12 @@ def test_a_peer_killed_in_the_middle_of_shipping_costs_nothing_and_is_replaced(r
         wait_for(lambda: holdings(run, "peer") == [3], "a shipment to the next peer")
 
 
-READER = """
-import sys, time
-from argosy.checkpoint.keeper.source import keeper_sources
-(source,) = keeper_sources(sys.argv[1])
-source.open(source.candidates()[0].name)
-print("reads", flush=True)
-time.sleep(60)
-"""
+def read_and_wait(directory: str, env: dict[str, str], reads: Connection) -> None:
+    os.environ.update(env)
+    (source,) = keeper_sources(directory)
+    source.open(source.candidates()[0].name)
+    reads.send(True)
+    time.sleep(60)
 
 
 def test_what_a_killed_reader_held_is_free_again(run: Run):
@@ -151,11 +154,11 @@ def test_what_a_killed_reader_held_is_free_again(run: Run):
     with Saver(run.directory, keeping=run.keeping(bytes_max=2 * size + 100_000)) as saver:
         for step in (1, 2):
             saver.save({"a": np.full(100_000, step)}, step).wait(30)
-        command = [sys.executable, "-c", READER, str(run.directory)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | run.places()) as reader:
-            assert reader.stdout
-            assert reader.stdout.readline() == "reads\n"
-            reader.kill()
+        reads, said = forked_calls.CONTEXT.Pipe(duplex=False)
+        reader = forked_calls.start(read_and_wait, str(run.directory), run.places(), said)
+        assert reads.poll(60)
+        reader.kill()
+        reader.join()
         for step in (3, 4, 5):
             saver.save({"a": np.full(100_000, step)}, step).wait(30)
         wait_for(lambda: holdings(run, "own") == [5, 4], "the newest two")

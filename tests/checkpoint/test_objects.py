@@ -4,11 +4,11 @@ import os
 import re
 import socket
 import struct
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -18,21 +18,39 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
-from argosy.checkpoint import CorruptShard, DirectoryInUse, KeepLast, Saver, Unreadable, list_steps, restore, verify
+from argosy.checkpoint import (
+    CorruptShard,
+    DirectoryInUse,
+    KeepLast,
+    Saver,
+    Unreadable,
+    list_steps,
+    objects,
+    restore,
+    verify,
+)
 from argosy.checkpoint.operations import Sync
 from argosy.core import ConfigError
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket on a server of its own."""
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server with a bucket."""
     import urllib.request
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
+    yield url
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty place in the bucket."""
     settings = {
-        "AWS_ENDPOINT": f"http://{host}:{port}",
+        "AWS_ENDPOINT": endpoint,
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
@@ -40,13 +58,15 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")).close()
-    yield f"s3://bucket/{uuid.uuid4().hex}"  # The server keeps its buckets for all tests of a process.
-    server.stop()
+    return f"s3://bucket/{uuid.uuid4().hex}"
 
 
-def arrays(step: int) -> dict[str, np.ndarray]:
-    return {"w": np.random.default_rng(step).random(700_000), "frozen": np.arange(50_000), "empty": np.zeros((0, 2))}
+PARTS = 700_000
+"""So many cells are uploaded in parts."""
+
+
+def arrays(step: int, cells: int = 10_000) -> dict[str, np.ndarray]:
+    return {"w": np.random.default_rng(step).random(cells), "frozen": np.arange(5_000), "empty": np.zeros((0, 2))}
 
 
 def test_saved_restored_verified_and_pruned(bucket: str):
@@ -171,12 +191,26 @@ def faulty(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The bucket behind something that spoils requests."""
     Faulty.behind = os.environ["AWS_ENDPOINT"].removeprefix("http://")
     Faulty.faults, Faulty.spoiled = [], []
+    with spoiling(monkeypatch):
+        yield bucket
+
+
+@contextmanager
+def spoiling(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], None]]:
+    """Stand before the server; gives what ends that, as if the server had died."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
-    Thread(target=server.serve_forever, daemon=True).start()
+    serving = Thread(target=lambda: server.serve_forever(poll_interval=0.02), daemon=True)
+    serving.start()
     monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    yield bucket
-    server.shutdown()
-    server.server_close()
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    try:
+        yield end
+    finally:
+        end()
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "slow", "etag"])
@@ -222,7 +256,7 @@ def test_an_answer_that_is_lost_costs_no_step(faulty: str):
         saver._committer.retry_after_s = (0.0,)
         for step, (method, number) in enumerate(places):
             Faulty.faults += [(method, "")] * number + [(method, "lost")]
-            saver.save(arrays(step), step).wait(60)
+            saver.save(arrays(step, PARTS), step).wait(60)
             assert Faulty.spoiled.count("lost") == step + 1
     assert [each.step for each in list_steps(faulty)] == [5, 4, 3, 2, 1, 0]
     assert list(verify(faulty, None)) == []
@@ -243,7 +277,7 @@ def test_a_store_that_is_gone_is_said_and_tried_again(bucket: str):
 
         saver._committer.before = fail
         saver.save(arrays(1), 1).wait(60)
-    assert sum("trying again" in line for line in said) == 2
+    assert sum("retrying" in line for line in said) == 2
     assert restore(bucket).step == 1
 
 
@@ -266,61 +300,33 @@ def test_a_bucket_that_is_not_there_is_one_line_that_names_it(bucket: str):
         Saver("http://127.0.0.1:9/run")
 
 
-@pytest.fixture
-def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A bucket on a server that can be killed for good, and what kills it."""
-    import urllib.request
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
-            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"):
-                monkeypatch.setenv(name, "true")
-            monkeypatch.setenv("AWS_REGION", "us-east-1")
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    made = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
-                    urllib.request.urlopen(made).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
-            yield "s3://bucket/run", server.kill
-        finally:
-            server.kill()
-
-
-@pytest.mark.timeout(240)
-def test_a_server_that_dies_in_a_save_is_said_within_seconds_and_the_save_and_a_restore_end(
-    dying: tuple[str, Callable[[], None]],
+def test_a_server_that_dies_in_a_save_is_said_and_the_save_and_a_restore_end(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
 ):
-    url, kill = dying
-    said: list[tuple[float, str]] = []
-    with Saver(url, say=lambda line: said.append((time.monotonic(), line))) as saver:
+    """Said while it is retried, which ends; here within two seconds instead of twelve."""
+    monkeypatch.setattr(objects, "SLOW_S", 0.2)
+    monkeypatch.setattr(objects, "RETRY_S", 2.0)
+    monkeypatch.setitem(objects.RETRY, "retry_timeout", timedelta(seconds=2))
+    Faulty.behind = os.environ["AWS_ENDPOINT"].removeprefix("http://")
+    said: list[str] = []
+    with spoiling(monkeypatch) as kill, Saver(bucket, say=said.append) as saver:
         saver.save(arrays(1), 1).wait(60)
-        saver._committer.retry_after_s = (0.2,)
+        saver._committer.retry_after_s = (0.0,)
 
         def die(operation: object) -> None:
             if isinstance(operation, Sync):
+                saver._committer.before = None
                 kill()
 
         saver._committer.before = die
-        begun = time.monotonic()
-        error = saver.save(arrays(2), 2).durable.exception(120)
+        error = saver.save(arrays(2), 2).durable.exception(100)
         assert isinstance(error, OSError)
         assert "\n" not in str(error)
-        assert re.search("; it is retried$", said[0][1])
-        assert said[0][0] - begun < 12
-        begun = time.monotonic()
+        assert re.search("; it is retried$", said[0])
         with pytest.raises(Unreadable) as caught:
-            restore(url)
-        assert time.monotonic() - begun < 60
+            restore(bucket)
         assert "error sending request" in str(caught.value)
-    assert all("\n" not in line for _, line in said)
+    assert all("\n" not in line for line in said)
 
 
 def test_an_upload_that_the_store_forgot_is_one_line(faulty: str):
@@ -329,7 +335,7 @@ def test_an_upload_that_the_store_forgot_is_one_line(faulty: str):
     with Saver(faulty, say=said.append) as saver:
         saver._committer.retry_after_s = (0.0,)
         Faulty.faults += [("PUT", "404")]
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1, PARTS), 1).wait(60)
     (line,) = said
     assert "404" in line or "not found" in line
     assert "\n" not in line

@@ -1,13 +1,12 @@
 """Moments of 8 bits: in tensors of their own kind, in blocks that a cut may fall into."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import forked_calls
 from checkpoint.coded import Coded, Coder, coded
 from torch import nn
 
@@ -147,26 +146,16 @@ def test_a_wrong_block_size_is_refused():
         describe(model, optimizer, blocks={"scales": 16})
 
 
+QUANTISED = """
+import sys
+from pathlib import Path
+from checkpoint.scripts.quantised import main
+main(Path(sys.argv[1]))
+"""
+
+
 def test_ranks_that_cut_blocks_otherwise_get_them_exact_or_anew(tmp_path: Path):
-    script = Path(__file__).parent / "scripts/quantised.py"
-    paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    env = os.environ | {
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)],
-            env=env | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    forked_calls.run(QUANTISED, tmp_path, ranks=2)
 
 
 @pytest.mark.parametrize("context", [None, 7, "abc", (1, 2), {"scale": 0.5, "bits": 8}, [float("inf"), [(8, 8)]]])

@@ -1,6 +1,5 @@
 """Restoring: ranks decide together, and stored tensors may have had other names and shapes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import forked_calls
+from checkpoint import stubborn
 from torch import nn
 
-import argosy
 from argosy.checkpoint import CorruptShard, Saver, restore
 from argosy.checkpoint.files import LocalFiles
 from argosy.checkpoint.format import Entry
@@ -22,17 +22,7 @@ from argosy.transfer import CHUNK_BYTES, Fused, Remap, Renamed, SplitUp, Stacked
 
 
 def test_one_ranks_failure_is_told_to_all(tmp_path: Path):
-    env = os.environ | {
-        "PYTHONPATH": str(Path(argosy.__file__).parents[1]),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "ARGOSY_RUNTIME_DIR": str(tmp_path / "rt"),
-    }
-    script = Path(__file__).with_name("stubborn.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=110
-    )
-    assert ended.returncode == 0, ended.stderr
+    forked_calls.run(stubborn.run, str(tmp_path), ranks=2, env={"ARGOSY_RUNTIME_DIR": str(tmp_path / "rt")})
 
 
 class Model(nn.Module):

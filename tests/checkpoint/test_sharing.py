@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
+import forked_calls
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import all_chunks
@@ -23,13 +23,7 @@ STATE_BYTES = 6 * 4 * 1024 * 1024
 
 def test_each_byte_is_read_by_one_rank_of_the_host(tmp_path: Path):
     script = Path(__file__).parent / "scripts/shared.py"
-    env = os.environ | {"WORLD_SIZE": "3", "RENDEZVOUS": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(tmp_path / "run")]
-    ranks = [
-        subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(3)
-    ]
-    answers = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    answers = [json.loads(said) for said in forked_calls.run(script.read_text(), tmp_path / "run", ranks=3)]
     for way in ("rows", "columns", "replicas"):
         # Verified, then read; each rank reads some small files besides.
         assert 2 * STATE_BYTES <= sum(answer[way] for answer in answers) < 2.5 * STATE_BYTES, way
@@ -48,9 +42,12 @@ def entries(count: int, rows: int) -> list[Entry]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_chunk_that_somebody_needs_has_exactly_one_reader_who_needs_it(seed: int):
-    dice = random.Random(seed)
+def test_every_chunk_that_somebody_needs_has_exactly_one_reader_who_needs_it():
+    for seed in range(20):
+        check_readers(random.Random(seed))
+
+
+def check_readers(dice: random.Random) -> None:
     rows = dice.choice([10, 40_000, 100_000])
     stored = entries(dice.randint(1, 40), rows)
     chunks = all_chunks(stored)

@@ -2,8 +2,8 @@
 
 import functools
 import os
-import random
 import signal
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,8 +48,27 @@ class Lazy(torch.optim.SGD):
         parameters[1].sub_(1)
 
 
+def interrupted(work: Callable[[], object], at: int) -> int:
+    """Do the work, and send SIGUSR1 when it calls its function number `at`; returns how many it called."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if event == "call" and calls - 1 == at:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 def test_a_signal_handler_in_the_middle_of_a_step_is_told_to_wait(tmp_path: Path):
-    model = network(40)
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     saved, refused = list[int](), list[ConfigError]()
 
@@ -59,20 +78,23 @@ def test_a_signal_handler_in_the_middle_of_a_step_is_told_to_wait(tmp_path: Path
         except ConfigError as error:
             refused.append(error)
 
-    backward(model)
-    optimizer.step()
-    with Saver(tmp_path) as saver, on_signal(signal.SIGVTALRM, handler):
-        while len(refused) < 5 or len(saved) < 3:
-            signal.setitimer(signal.ITIMER_VIRTUAL, random.uniform(0.001, 0.01))
-            count = len(refused) + len(saved)
-            while len(refused) + len(saved) == count:
-                backward(model)
-                optimizer.step()
+    def train() -> None:
+        backward(model)
+        optimizer.step()
+
+    train()
+    with Saver(tmp_path) as saver, on_signal(signal.SIGUSR1, handler):
+        calls = interrupted(train, -1)
+        for at in range(0, calls, calls // 25 or 1):
+            count = len(saved)
+            interrupted(train, at)
             saver.flush()
-            if saved:
+            if len(saved) > count:
                 tensors = restore(tmp_path).tensors
                 steps = {float(each) for name, each in tensors.items() if name.endswith("::step")}
                 assert len(steps) == 1, "all parameters have made the same steps"
+    assert len(saved) > 3
+    assert len(refused) > 3
     assert {str(error) for error in refused} == {
         "save was called in the middle of an optimizer's step, when it is half done"
     }

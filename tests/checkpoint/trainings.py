@@ -1,23 +1,18 @@
 """Trainings to be killed: processes that are forked warm, so that a thousand of them are affordable."""
 
-import multiprocessing
 import os
-import sys
 from collections.abc import Mapping
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-import pytest
+import forked_calls
 
 from argosy.checkpoint import Keeping, KeepLast, Restored, Saver, StepNotFound, restore
 from argosy.checkpoint.gathering import describe_arrays
 from argosy.transfer import Member, State, replicated
 
 CELLS = 300_001
-WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["checkpoint.trainings"])
 PATIENCE_S = 60.0
 
 
@@ -81,13 +76,8 @@ class Training:
     """A training in a process of its own, and what it says."""
 
     def __init__(self, directory: object, keeping: Keeping | None = None, **env: str) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Else the server cannot import this module early.
-            forkserver.ensure_running()
-        self._said, say = WARM.Pipe(duplex=False)
-        arguments = (say, str(directory), keeping, env)
-        self._process = WARM.Process(target=train, args=arguments, daemon=True)
-        self._process.start()
+        self._said, say = forked_calls.CONTEXT.Pipe(duplex=False)
+        self._process = forked_calls.start(train, say, str(directory), keeping, env)
         say.close()
 
     def until(self, word: str, number: int = 0) -> list[Any]:

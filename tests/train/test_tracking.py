@@ -127,6 +127,33 @@ def test_an_optimizer_without_parameters_and_a_module_without_buffers_are_kept()
     assert tracked.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
 
 
+class Counted(nn.Linear):
+    """A module with extra state, as quantising layers have it."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: Any = {"n": 0, "scale": torch.zeros(2)}
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+@pytest.mark.parametrize("take", [Tracked.capture, Tracked.capture_light])
+def test_extra_state_of_modules_comes_back(take: Any):
+    tracked, model = Tracked(), nn.Sequential(nn.Linear(2, 2), Counted())
+    tracked.add("model", model)
+    found: Capsule = take(tracked)
+    before = Capsule({name: tensor.clone() for name, tensor in found.tensors.items()}, found.values)
+    model[1].seen["n"] += 1
+    model[1].seen["scale"] += 1
+    tracked.adopt(before)
+    assert model[1].seen["n"] == 0
+    assert torch.equal(model[1].seen["scale"], torch.zeros(2))
+
+
 def test_a_capsule_survives_its_bytes():
     training = Training("adamw")
     training.step(0)

@@ -1,8 +1,6 @@
-"""Four ranks carry plans out over gloo: run as `movers.py DIRECTORY`."""
+"""Four ranks carry plans out over gloo."""
 
 import os
-import sys
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -87,7 +85,8 @@ def check_blocks(rank: int) -> None:
     assert torch.allclose(numbers(into), local(whole, new, rank), atol=float(whole.abs().max()) / 127)
 
 
-def run(directory: str, rank: int) -> None:
+def run(directory: str) -> None:
+    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", RANKS), rank=rank, world_size=RANKS)
     shapes = {"w": (67, 33), "b": (41,), "s": ()}
     fsdp = layouts({"w": (67, 33), "b": (41,)}, (4,), (Split(0),)) | layouts({"s": ()}, (4,), ("replicate",))
@@ -114,21 +113,3 @@ def run(directory: str, rank: int) -> None:
     }
     new = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
     check(layouts(old, (4,), (Split(0),)), layouts(new, (2, 2), (Split(0), Split(1))), remap, wanted)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    children: list[int] = []
-    for rank in range(RANKS):
-        pid = os.fork()
-        if pid:
-            children.append(pid)
-            continue
-        try:
-            run(sys.argv[1], rank)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    sys.exit(any(codes))

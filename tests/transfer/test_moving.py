@@ -1,13 +1,11 @@
 """Plans carried out between living ranks, tensors that change shape on their way, and the lower bound."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import forked_calls
+from transfer import movers
 
-import argosy
 from argosy.core import ConfigError
 from argosy.transfer import (
     Box,
@@ -30,16 +28,7 @@ from argosy.transfer import (
 
 def test_four_ranks_move_split_fuse_stack_and_transpose(tmp_path: Path):
     """Bitwise gather-then-slice, within the staging budget, sending exactly the lower bound."""
-    env = os.environ | {
-        "PYTHONPATH": str(Path(argosy.__file__).parents[1]),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    script = Path(__file__).with_name("movers.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=100
-    )
-    assert ended.returncode == 0, ended.stderr
+    forked_calls.run(movers.run, str(tmp_path), ranks=movers.RANKS)
 
 
 def one(*names: str, shape: tuple[int, ...] = (4, 2)) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@
 
 import os
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -144,7 +145,9 @@ def _read_torch(source: Path) -> Any:
     if source.is_dir():
         raise ConfigError(f"torch.save writes a file, this is a directory: {source}")
     try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # Of sparse tensors, which cannot be imported anyway.
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
     except OSError:
         raise
     except Exception as error:  # Torn or foreign bytes make it raise anything.

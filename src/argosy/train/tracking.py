@@ -45,6 +45,8 @@ class Tracked:
         self.others: dict[str, Any] = {}
         self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
         """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
+        self._extras: list[tuple[str, nn.Module]] = []
+        """The modules with extra state; found together with the buffers."""
 
     def add(self, name: str, thing: Any) -> None:
         """Take care of a thing from now on.
@@ -113,6 +115,12 @@ class Tracked:
                 for path, part in module.named_modules()
                 for key in part._buffers
             ]
+            self._extras = [
+                (f"{name}/x/{path}", part)
+                for name, module in self.modules.items()
+                for path, part in module.named_modules()
+                if type(part).get_extra_state is not nn.Module.get_extra_state
+            ]
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, home, key in self._homes:
@@ -122,11 +130,10 @@ class Tracked:
                 found[name] = local(buffer)
         return found
 
-    def gradients(self) -> list[Tensor]:
-        """What the optimizers are about to use."""
-        groups = (group for optimizer in self.optimizers.values() for group in optimizer.param_groups)
-        found = (parameter.grad for group in groups for parameter in group["params"])
-        return [local(gradient) for gradient in found if gradient is not None]
+    def _states(self) -> Iterator[tuple[str, Any]]:
+        """What each other thing says in its state_dict, and each module as its extra state."""
+        yield from ((name, other.state_dict()) for name, other in self.others.items())
+        yield from ((name, part.get_extra_state()) for name, part in self._extras)
 
     def capture(self) -> Capsule:
         """All of it, as it is: the tensors are the live ones."""
@@ -134,21 +141,19 @@ class Tracked:
         tensors, values = {**self.parameters(), **self.buffers()}, dict[str, Any]()
         for name, optimizer in self.optimizers.items():
             values[name] = _optimizer_values(name, optimizer, tensors)
-        for name, other in self.others.items():
-            values[name] = take_apart(f"{name}/o", other.state_dict(), tensors)
+        for name, state in self._states():
+            values[name] = take_apart(f"{name}/o", state, tensors)
         return Capsule(tensors, values)
 
     def capture_light(self) -> Capsule:
         """A copy of what may change before a step is decided: buffers, and small states of others."""
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Any] = {}
-        for name, other in self.others.items():
+        tensors, values = self.buffers(), dict[str, Any]()
+        for name, state in self._states():
             found: dict[str, Tensor] = {}
-            value = take_apart(f"{name}/o", other.state_dict(), found)
+            value = take_apart(f"{name}/o", state, found)
             if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:
                 values[name] = value
                 tensors.update(found)
-        tensors |= self.buffers()
         return Capsule({name: tensor.clone() for name, tensor in tensors.items()}, values)
 
     def adopt(self, capsule: Capsule) -> None:
@@ -164,6 +169,9 @@ class Tracked:
         for name, other in self.others.items():
             if name in capsule.values:
                 other.load_state_dict(put_together(capsule.values[name], capsule.tensors))
+        for name, part in self._extras:
+            if name in capsule.values:
+                part.set_extra_state(put_together(capsule.values[name], capsule.tensors))
 
     def settle(self) -> None:
         """After an attempt that was broken off: nothing of it is left in scalers and FSDP2's pipelines (rule 9)."""

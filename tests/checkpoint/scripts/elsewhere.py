@@ -1,9 +1,7 @@
-"""Ranks save, and another number of ranks goes on: elsewhere.py zero|generators|cursors DIRECTORY"""
+"""Ranks save, and another number of ranks goes on."""
 
 import os
 import random
-import sys
-import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -160,23 +158,12 @@ def look_at_cursors(rank: int, path: str) -> None:
     assert "rank1/large" not in found.tensors
 
 
-def on_ranks(count: int, work: Callable[[int, str], None], path: str) -> None:
-    """Fork so many ranks, each of which does the work."""
-    children: list[int] = []
-    for rank in range(count):
-        if pid := os.fork():
-            children.append(pid)
-            continue
-        try:
-            store = dist.FileStore(f"{path}/store-{work.__name__}-{count}", count)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-            work(rank, path)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert not any(codes), f"{work.__name__} on {count}: {codes}"
+def as_rank(work: Callable[[int, str], None], path: str) -> None:
+    """Do the work as the rank that the environment says."""
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(f"{path}/store-{work.__name__}-{count}", count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    work(rank, path)
 
 
 STAGES = {
@@ -191,8 +178,3 @@ STAGES = {
         (2, restore_by_another_name),
     ],
 }
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for number, stage in STAGES[sys.argv[1]]:
-        on_ranks(number, stage, sys.argv[2])

@@ -140,11 +140,10 @@ for _ in range(2):
     half.allreduce([x := torch.ones(3)]).wait()
     assert torch.equal(x, torch.full((3,), float(2 if rank < 2 else size - 2)))
 assert world.split_group([right]) is None
-if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before it torch offers these to its own backends
-    part = dist.split_group(split_ranks=[[0], peers[1:]])
-    dist.all_reduce(x := torch.ones(3), group=part)
-    assert torch.equal(x, torch.full((3,), float(size - 1 if rank else 1)))
-    dist.monitored_barrier()
+part = dist.split_group(split_ranks=[[0], peers[1:]])
+dist.all_reduce(x := torch.ones(3), group=part)
+assert torch.equal(x, torch.full((3,), float(size - 1 if rank else 1)))
+dist.monitored_barrier()
 alone = dist.new_group([rank], use_local_synchronization=True)
 dist.all_reduce(x := torch.ones(3), group=alone)
 assert torch.equal(x, torch.ones(3))
