@@ -69,21 +69,24 @@ def saved_step(directory: Path) -> int | None:
 
 
 def show(report: "Report") -> None:
-    """Write the report to a terminal: long lines are wrapped, commands are never broken."""
+    """Write the report to a terminal: long lines are wrapped, commands are not."""
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     from argosy.process import sections
 
     console = Console(highlight=False)
-    for number, section in enumerate(sections(report)):
-        if number:
-            console.print()
+    *upper, commands = sections(report)
+    for number, section in enumerate(upper):
         if section.title:
             console.print(Text(section.title, "bold" if number else STYLES.get(report.verdict, "bold red")))
-        table = Table.grid(padding=(0, 2, 0, 0))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold")
         for row in section.rows:
-            indent = "  " if section.title else ""
-            table.add_row(*(Text(f"{indent}{cell}" if not n else cell) for n, cell in enumerate(row)))
-        console.print(table, soft_wrap=section.title == "" and number > 1)
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(Padding(table, (0, 0, 1, 2 if section.title else 0)))
+    for label, text in commands.rows:
+        console.print(Text(f"{label:8}", "dim") + Text(text, "cyan"), soft_wrap=True)
