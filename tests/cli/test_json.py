@@ -9,7 +9,7 @@ from console import Console, until
 
 from argosy.cli.commands import COMMANDS, cli
 
-HELLO = "import os, sys\nprint('hello', os.environ['RANK'])\nsys.exit(int(sys.argv[1]))\n"
+HELLO = "import os, sys\nprint('hello', os.environ.get('RANK'))\nsys.exit(int(sys.argv[1]))\n"
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
@@ -42,7 +42,7 @@ def test_a_living_run_is_listed_looked_into_and_stopped(console: Console) -> Non
     (console.cwd / "waits.py").write_text(WAITS)
     (console.cwd / "hello.py").write_text(HELLO)
     assert console.argosy("run", "--name", "over", "hello.py", "0").code == 0
-    assert ask("run", "-d", "--json", "--name", "nap", "waits.py")["size"] == 1
+    assert ask("run", "-d", "-n", "1", "--json", "--name", "nap", "waits.py")["size"] == 1
     until(lambda: console.argosy("logs", "nap").out, "its first line")
     assert [run["name"] for run in ask("ps", "--json")] == ["nap"]
     assert {run["name"]: run["state"] for run in ask("ps", "-a", "--json")} == {"nap": "running", "over": "ended"}
@@ -54,3 +54,21 @@ def test_a_living_run_is_listed_looked_into_and_stopped(console: Console) -> Non
     assert ask("ps", "--json") == []
     assert ask("why", "nap", "--json")["verdict"] == "stopped"
     assert ask("stop", "--all", "--json") == {"runs": [], "daemons": True, "done": True}
+
+
+def test_one_run_is_shown_with_its_ranks_alive_or_ended(console: Console) -> None:
+    (console.cwd / "waits.py").write_text(WAITS)
+    (console.cwd / "hello.py").write_text(HELLO)
+    assert console.argosy("run", "-n", "1", "--name", "over", "--max-restarts", "1", "hello.py", "3").code == 3
+    assert console.argosy("run", "-d", "-n", "17", "--name", "nap", "waits.py").code == 0
+    console.pid("nap", 16)
+    (nap,) = json.loads(console.argosy("ps", "nap", "--json").out)
+    assert [rank["index"] for rank in nap["ranks"]] == list(range(17))
+    (over,) = json.loads(console.argosy("ps", "over", "--json").out)
+    assert (over["state"], over["code"], over["restarts"]) == ("ended", 3, 1)
+    assert [(rank["generation"], rank["state"]) for rank in over["ranks"]] == [(1, "exit code 3")]
+    lines = [line.split() for line in console.argosy("ps", "over").out.decode().splitlines()]
+    assert lines[1][:3] == ["over", "failed", "(3)"]
+    assert ["0", "exit", "code", "3", "-", "1", "-"] in lines
+    assert len(console.argosy("ps", "nap").out.splitlines()) == 21
+    assert "no such run" in console.argosy("ps", "nobody").text

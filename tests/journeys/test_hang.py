@@ -77,7 +77,7 @@ def test_a_rank_that_leaves_before_the_group_forms_is_to_blame(console: Console)
     console.start("run", "-n", "3", "--name", "waits", "--hang-after", "2", "early.py", "600", out=out)
     said(out, "hang: rank 2 exited with code 0; ranks 0-1 wait for it in init_process_group")
     assert console.argosy("stop", "waits", "--grace", "1").code == 0
-    assert "hung, stopped by argosy stop" in console.argosy("why", "waits").text
+    assert "hung, then stopped by argosy stop" in console.argosy("why", "waits").text
 
     assert console.argosy("run", "-n", "3", "--name", "dies", "early.py", "3").code == 1
     why = " ".join(console.argosy("why", "dies").text.split())
@@ -114,7 +114,7 @@ def test_a_hang_that_ends_is_taken_back(console: Console, code: int) -> None:
     os.kill(pid, signal.SIGCONT)
     said(out, r"hung for \d+ s, then resumed")
     alive = json.loads(console.argosy("why", "pause", "--json").out)
-    assert (alive["verdict"], alive["headline"]) == ("healthy", "")
+    assert (alive["verdict"], alive["headline"]) == ("running", "")
     (incident,) = Path(console.ps("pause")["dir"]).glob("incidents/*/incident.json")
     assert json.loads(incident.read_text())["recovered_after_s"] > 0
     (console.cwd / "go").touch()

@@ -35,7 +35,7 @@ def test_the_next_morning(console: Console) -> None:
     assert "ValueError: corrupt shard: part-00017" in screen, screen
     assert "night.py" in screen
     assert len(re.findall(r"rank 2\b.*killed by SIGKILL", screen)) == 1, screen
-    followers = re.search(r"then ranks? ([\d,-]+) ended", screen)
+    followers = re.search(r"ranks? ([\d,-]+) failed after it", screen)
     assert followers is None or 1 not in parse_ranks(followers[1], 4), screen
     assert re.search(r"rank 1\b.*(ValueError|exit code 1)", screen), screen
     assert re.search(r"ranks 0-3 restarted", screen), screen

@@ -11,7 +11,7 @@ import pytest
 from console import Console, Ended, said, terminal
 from daemons import pause, script
 
-from argosy.core import RankId
+from argosy.core import RankId, WaitStatus
 from argosy.process.run import facts
 from argosy.process.terminal.tell import Teller
 
@@ -145,6 +145,7 @@ def test_a_failure_without_a_consequence_is_told_unless_the_only_rank_says_it_it
 
 
 def test_a_restart_without_evidence_is_told_when_it_happens_and_not_again():
-    line = "rank 1: exit code 3; restarting ranks 0-1 (generation 1)"
-    assert lines(2, RESTART, STARTED, FAILED, ENDED) == [line]
-    assert lines(2, RESTART, STARTED, FAILED, FAILED) == [line, "rank 1 failed: exit code 3"]
+    line = "rank 1 failed: exit code 3; restarting ranks 0-1 (generation 1)"
+    exited = facts.RankExited(at=1.0, rank=RANK, pid=5, status=WaitStatus(code=3))
+    assert lines(2, exited, RESTART, STARTED, FAILED, ENDED) == [line]
+    assert lines(2, exited, RESTART, STARTED, FAILED, FAILED) == [line, "rank 1 failed: exit code 3"]

@@ -10,7 +10,7 @@ import pytest
 from argosy.core import RankId, WaitStatus
 from argosy.process.evidence.frames import Frame
 from argosy.process.evidence.incident import Incident, StackGroup
-from argosy.process.evidence.why import RunView, explain, own_frames, render, to_json
+from argosy.process.evidence.why import RunView, explain, own_frames, render
 from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
@@ -32,6 +32,7 @@ RUN = RunView(
     argv=ARGV,
     state="ended",
     code=1,
+    resumes=True,
     size=4,
     started_at=0.0,
     now=30_000.0,
@@ -84,16 +85,16 @@ def test_the_morning_after():
     report = explain(RUN, NIGHT, [KILL, RAISE])
     text = render(report, 100)
     assert report.verdict == "crash"
-    assert text.startswith("night: ended with code 1 after 5 h 33 min: 4 ranks, restarted 1 time\n")
+    assert text.startswith("night: failed after 5 h 33 min (exit code 1): 4 ranks, 1 restart\n")
     for said in (
         "rank 1 failed: ValueError: bad batch (exit code 1) on node7",
         '  File "train.py", line 9, in f',
-        "then ranks 0,3 ended because of it",
+        "ranks 0,3 failed after it",
         "step 19 loss 2.0",
-        "ranks 0,2-3: train.py:77 in step (all_reduce)",
+        "ranks 0,2-3 train.py:77 in step (all_reduce)",
         "rank 2 failed: killed by SIGKILL",
-        "ranks 0-3 restarted as generation 1",
-        "gave up: 1 of 1 restarts used",
+        "ranks 0-3 restarted (generation 1)",
+        "not restarted: 1 of 1 restarts used",
         "resume:  argosy run -d -n 4 --name night train.py --note 'two words'",
         "logs:    argosy logs night --rank 1",
         "stacks:  less runs/night/incidents/20000-crash/stacks.txt",
@@ -117,7 +118,7 @@ def test_whatever_happened_fits_one_screen():
     assert len(lines) <= 40
     assert all(len(line) <= 80 for line in lines[:-3])
     assert lines[-3].startswith("resume: ")
-    assert "last durable step: 1200" in text
+    assert "saved:   step 1200" in text
 
 
 def test_a_healthy_run_is_said_to_be_well():
@@ -125,17 +126,22 @@ def test_a_healthy_run_is_said_to_be_well():
     report = explain(run, NIGHT[:1], [])
     assert report.verdict == "healthy"
     text = render(report)
-    assert text.startswith("night: runs well: 4 ranks, steps 118-120, 1 min 5 s\n")
+    assert text.startswith("night: running: 4 ranks, steps 118-120, 1 min 5 s\n")
     assert "resume" not in text
     assert "argosy stacks night" in text
 
 
+def test_a_run_without_visible_steps_is_not_said_to_be_healthy():
+    report = explain(msgspec.structs.replace(RUN, state="running", code=None, now=65.0), NIGHT[:1], [])
+    assert (report.verdict, report.summary) == ("running", "running: 4 ranks, no steps seen, 1 min 5 s")
+
+
 def test_a_run_with_a_stopped_rank_is_not_said_to_be_well():
-    run = msgspec.structs.replace(RUN, state="running", code=None, now=65.0)
+    run = msgspec.structs.replace(RUN, state="running", code=None, now=65.0, steps=(9, 9))
     paused = RankPaused(at=9.0, rank=RankId("main", 2), signal=19)
-    assert explain(run, [NIGHT[0], paused], []).summary.startswith("runs with rank 2 stopped by a signal: 4 ranks")
+    assert explain(run, [NIGHT[0], paused], []).summary.startswith("running, rank 2 stopped by a signal: 4 ranks")
     goes_on = msgspec.structs.replace(paused, resumed=True)
-    assert explain(run, [NIGHT[0], paused, goes_on], []).summary.startswith("runs well: 4 ranks")
+    assert explain(run, [NIGHT[0], paused, goes_on], []).summary.startswith("running: 4 ranks")
 
 
 def test_what_a_restart_has_healed_is_history():
@@ -152,7 +158,7 @@ def test_a_hang_of_a_running_run_leads():
     report = explain(run, [NIGHT[0], HangSeen(at=50.0, summary=line)], [incident])
     assert report.verdict == "hang"
     text = render(report)
-    assert text.startswith("night: hangs: 4 ranks, steps 11-12")
+    assert text.startswith("night: hung: 4 ranks, steps 11-12")
     assert line in text
     assert "rank 3: data.py:41 in load" in text
     assert "stop:    argosy stop night" in text
@@ -169,10 +175,11 @@ def test_a_hang_that_was_stopped_is_called_one_and_says_by_whom():
         LaunchEnded(at=61.0, launch=0, code=143, reason="stopped by SIGTERM to `argosy run` (pid 7)"),
     ]
     text = render(explain(msgspec.structs.replace(RUN, code=143), facts, [incident]))
-    assert text.startswith("night: hung, stopped by SIGTERM to `argosy run` (pid 7) with code 143 after 1 min 1 s")
+    how = "stopped by SIGTERM to `argosy run` (pid 7) after 1 min 1 s (exit code 143): 4 ranks"
+    assert " ".join(text.split()).startswith(f"night: hung, then {how}")
     assert f"hang: {line}" in text
     assert "ranks 0-2 ended with exit code 0" in text
-    assert "ended with code 143: stopped by SIGTERM" in text
+    assert "stop requested by SIGTERM to `argosy run` (pid 7)" in text
 
 
 def test_a_hang_that_ended_is_history():
@@ -180,7 +187,7 @@ def test_a_hang_that_ended_is_history():
     incident = crash(3, 50.0, "stopped", kind="hang", headline=line, recovered_after_s=35.2)
     facts = [NIGHT[0], HangSeen(at=50.0, summary=line), HangEnded(at=55.0, incident=incident.id, lasted_s=35.2)]
     report = explain(msgspec.structs.replace(RUN, state="running", code=None, now=90.0), facts, [incident])
-    assert (report.verdict, report.headline) == ("healthy", "")
+    assert (report.verdict, report.headline) == ("running", "")
     assert "hung for 35 s, then resumed" in render(report)
     stopped = [
         *facts,
@@ -211,7 +218,7 @@ def test_a_stop_on_request_is_no_failure():
     ]
     report = explain(msgspec.structs.replace(RUN, code=130), facts, [])
     assert report.verdict == "stopped"
-    assert render(report).startswith("night: stopped by ctrl-c with code 130 after 6 s: 4 ranks\n")
+    assert render(report).startswith("night: stopped by ctrl-c after 6 s (exit code 130): 4 ranks\n")
 
 
 def test_a_finished_run_is_done():
@@ -222,19 +229,33 @@ def test_a_finished_run_is_done():
     assert "resume" not in report.commands
 
 
+def test_only_a_run_that_can_resume_is_said_to():
+    plain = msgspec.structs.replace(RUN, resumes=False)
+    commands = explain(plain, NIGHT, []).commands
+    assert "resume" not in commands
+    assert commands["rerun"].startswith("argosy run -d -n 4")
+
+
+def test_resuming_names_the_directory_where_the_command_does_not():
+    run = msgspec.structs.replace(
+        RUN, named=False, directory="/w/runs/train-1", cwd="/w", argv=["argosy", "run", "t.py"]
+    )
+    assert explain(run, NIGHT, []).commands["resume"] == "argosy run --dir runs/train-1 t.py"
+
+
 def test_an_older_launch_does_not_explain_a_newer_one():
     facts = [*NIGHT, LaunchStarted(at=25_000.0, launch=1, argv=ARGV, size=4, host="node7")]
     run = msgspec.structs.replace(RUN, state="running", code=None, steps=(3, 3), now=25_060.0)
     report = explain(run, facts, [KILL, RAISE])
     assert report.verdict == "healthy"
-    assert report.summary == "runs well: 4 ranks, step 3, 1 min 0 s"
+    assert report.summary == "running: 4 ranks, step 3, 1 min 0 s"
 
 
 @pytest.mark.parametrize("facts", [[], NIGHT[:1]])
 def test_little_is_known_and_still_something_is_said(facts: list[AnyFact]):
     report = explain(RUN, facts, [])
-    assert render(report).startswith("night: ended with code 1")
-    assert json.loads(to_json(report))["commands"]["resume"].startswith("argosy run")
+    assert render(report).startswith("night: failed after")
+    assert json.loads(msgspec.json.encode(report))["commands"]["resume"].startswith("argosy run")
 
 
 def test_a_traceback_keeps_the_users_frames_and_drops_those_of_packages():

@@ -50,5 +50,5 @@ def test_a_flipped_bit_is_found_and_its_rank_replaced(dock: Console):
     assert calm == plain
     found, said = train(dock, "distrusted", "12", "recheck=3", "flip=1:5", ranks=2)
     assert "rank 1 computed step 5 twice and got different gradients" in said
-    assert "restarting rank 1 as generation 1" in said
+    assert "restarting rank 1 (generation 1)" in said
     assert found == calm

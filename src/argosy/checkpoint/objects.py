@@ -169,9 +169,7 @@ class ObjectStore:
         try:
             self._line = Line(self.name)
         except ImportError:
-            raise ConfigError(
-                f"an object store needs the obstore package: {url}", hint="pip install 'argosy[s3]'"
-            ) from None
+            raise ConfigError(f"an object store needs the obstore package: {url}", hint="pip install obstore") from None
         except Exception as error:
             raise ConfigError(
                 f"no object store can be opened by {url}: {first_line(error)}",

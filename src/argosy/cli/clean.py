@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAME_WIDTH = 30
 HOW_TO = """
 Nothing was removed. Say what to remove; --dry-run shows it first:
-  argosy clean RUN...              these runs; `leftovers`: files of killed daemons
+  argosy clean RUN...              these runs; `leftovers`: of killed daemons
   argosy clean --older-than 7d     runs that ended more than 7 days ago
   argosy clean --larger-than 1G    runs that take more than 1 GB
   argosy clean --all               everything that is not alive, and the cache

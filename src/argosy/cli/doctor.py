@@ -1,51 +1,30 @@
-"""`argosy doctor`: check this machine and this installation, one line for each thing."""
+"""`argosy doctor`: check this machine and this installation."""
 
-import shutil
 import sys
-import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
-from argosy.cli.tables import print_json
-
-if TYPE_CHECKING:
-    from argosy.process import Check
-
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-WIDTH_MAX = 110
+from argosy.cli.tables import print_json, print_table
 
 
 @click.command(short_help="Check this machine and this installation.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(as_json: bool) -> None:
-    """Check what Argosy stands on here, and say what to do where something is amiss.
+    """Check what Argosy needs on this machine, and say what to do about problems.
 
-    The exit code is 1 if anything fails; warnings cost comfort or speed only.
+    The exit code is 1 if a check fails. Warnings cost comfort or speed only.
     """
-    from argosy.process import judge_machine, measure_machine
+    from argosy.process import count, judge_machine, measure_machine
 
     checks = judge_machine(measure_machine())
+    states = [check.state for check in checks]
     if as_json:
         print_json(checks)
     else:
-        show(checks)
-    sys.exit(1 if any(check.state == "fail" for check in checks) else 0)
-
-
-def show(checks: Sequence["Check"]) -> None:
-    """Print the report; colours only where a terminal shows them."""
-    width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
-    indent = max(len(check.name) for check in checks) + 8
-    for check in checks:
-        label = f"{click.style(check.state.ljust(4), fg=COLOURS[check.state])}  {check.name}"
-        lines = textwrap.wrap(check.says, max(30, width - indent), break_on_hyphens=False)
-        click.echo(f"{label}{' ' * (indent - 6 - len(check.name))}{lines[0]}")
-        for line in lines[1:]:
-            click.echo(f"{' ' * indent}{line}")
-        if check.hint:
-            click.echo(f"{' ' * indent}{click.style('-> ' + check.hint, bold=True)}")
-    counts = {state: sum(check.state == state for check in checks) for state in COLOURS}
-    warned = f"{counts['warn']} warning{'' if counts['warn'] == 1 else 's'}"
-    click.echo(f"\n{counts['ok']} ok, {warned}, {counts['fail']} failed")
+        rows: list[list[str]] = []
+        for check in checks:
+            rows.append([check.state, check.name, check.says])
+            rows += [["", "", f"-> {check.hint}"]] if check.hint else []
+        print_table(["", "CHECK", "RESULT"], rows)
+        print(f"\n{states.count('ok')} ok, {count(states.count('warn'), 'warning')}, {states.count('fail')} failed")
+    sys.exit(1 if "fail" in states else 0)

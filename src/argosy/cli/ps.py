@@ -1,5 +1,6 @@
-"""`argosy ps`: runs, ranks, and what lingers."""
+"""`argosy ps`: runs, their ranks, and Argosy's daemons."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +12,12 @@ from argosy.core import ArgosyError
 if TYPE_CHECKING:
     from argosy.process import RankInfo, Runs
 
+RANKS_SHOWN = 16
+"""Ranks of a larger run are listed only when it is named."""
+
 
 class Row(msgspec.Struct, kw_only=True):
-    """One run, alive or not."""
+    """One run, alive or not; `steps` are the fewest and the most among its ranks."""
 
     name: str
     dir: str
@@ -21,89 +25,96 @@ class Row(msgspec.Struct, kw_only=True):
     code: int | None = None
     size: int
     started_at: float
+    steps: tuple[int, int]
+    restarts: int
     detached: bool = False
-    ranks: "list[RankInfo]" = []
+    ranks: "list[RankInfo]"
     spares: list[int] = []
 
 
 @click.command(short_help="List runs and their ranks.")
+@click.argument("run", required=False)
 @click.option("-a", "--all", "everything", is_flag=True, help="Ended runs and Argosy's own daemons too.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def command(everything: bool, as_json: bool) -> None:
-    """List the runs that are alive on this machine, with their ranks."""
-    from argosy.process import list_runs
+def command(run: str | None, everything: bool, as_json: bool) -> None:
+    """List the runs that are alive on this machine; or show RUN, alive or ended, with all its ranks."""
+    from argosy.process import find_run, indexed_runs, list_runs
 
     alive = list_runs(everywhere=True)
-    living, ended = living_rows(alive), ended_rows({run.directory for run in alive.runs})
-    shown = [*living, *ended] if everything else living
+    living = [Path(each.directory) for each in alive.runs]
+    ended = [directory for _, directory in indexed_runs() if directory not in living]
+    if run is not None:
+        shown = [row_of(find_run(run), alive)]
+    else:
+        directories = [*living, *ended] if everything else living
+        shown = [row for directory in directories if (row := try_row(directory, alive)) is not None]
     if as_json:
         print_json(shown)
         return
     if shown:
         names = [row.name for row in shown]
-        twice = {name for name in names if names.count(name) > 1}
-        print_table(["RUN", "STATE", "RANKS", "STARTED", "STEPS"], [cells(row, row.name in twice) for row in shown])
+        rows = [cells(row, row.dir if names.count(row.name) > 1 else row.name) for row in shown]
+        print_table(["RUN", "STATE", "RANKS", "STARTED", "STEP", "RESTARTS"], rows, right=[2, 4, 5])
     else:
         print("no run is alive; `argosy ps --all` lists ended ones" if ended else "no run is alive")
-    for row in living:
-        if row.size <= 16:
-            print()
-            ranks = [["", str(r.index), str(r.pid or "-"), str(r.generation), r.state, str(r.steps)] for r in row.ranks]
-            ranks += [["", "-", str(pid), "-", "spare", "-"] for pid in row.spares]
-            print_table([row.name, "RANK", "PID", "GENERATION", "STATE", "STEPS"], ranks)
+    for row in shown:
+        if run is not None or (Path(row.dir) in living and row.size <= RANKS_SHOWN):
+            print(f"\n{row.name}" if len(shown) > 1 else "")
+            print_ranks(row)
     if everything and alive.daemons:
         print()
-        print_table(["DAEMON", "PID"], [[daemon.what, str(daemon.pid)] for daemon in alive.daemons])
-        print("they wait for the next run; `argosy stop --all` ends them")
+        print_table(["DAEMON", "PID"], [[daemon.what, str(daemon.pid)] for daemon in alive.daemons], right=[1])
+        print("daemons wait for the next run; `argosy stop --all` ends them")
 
 
-def living_rows(alive: "Runs") -> list[Row]:
-    """What the agent knows."""
-    return [
-        Row(
-            name=run.name,
-            dir=run.directory,
-            state=run.state,
-            size=run.size,
-            started_at=run.started_at,
-            detached=run.detached,
-            ranks=run.ranks,
-            spares=run.spares,
-        )
-        for run in alive.runs
+def try_row(directory: Path, alive: "Runs") -> Row | None:
+    """The run, unless its record cannot be read."""
+    try:
+        return row_of(directory, alive)
+    except ArgosyError:
+        return None
+
+
+def row_of(directory: Path, alive: "Runs") -> Row:
+    """A run as the agent knows it, or as its directory tells; `lost` if its end was not seen.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    from argosy.process import ended_ranks, read_facts, read_record
+
+    record = read_record(directory)
+    ranks, restarts = ended_ranks(read_facts(directory))
+    living = next((run for run in alive.runs if run.directory == str(directory)), None)
+    steps = [rank.steps for rank in living.ranks] if living else [record.steps]
+    return Row(
+        name=record.name,
+        dir=str(directory),
+        state=living.state if living else "ended" if record.state == "ended" else "lost",
+        code=None if living else record.code,
+        size=record.size,
+        started_at=record.started_at,
+        steps=(min(steps), max(steps)),
+        restarts=restarts,
+        detached=living is not None and living.detached,
+        ranks=living.ranks if living else ranks,
+        spares=living.spares if living else [],
+    )
+
+
+def cells(row: Row, name: str) -> list[str]:
+    """A run as a line of the table."""
+    low, high = row.steps
+    steps = "-" if not high else str(low) if low == high else f"{low}-{high}"
+    state = row.state if row.code is None else "finished" if row.code == 0 else f"failed ({row.code})"
+    return [name, state, str(row.size), ago(row.started_at), steps, str(row.restarts)]
+
+
+def print_ranks(row: Row) -> None:
+    """The ranks of one run."""
+    ranks = [
+        [str(rank.index), rank.state, str(rank.steps or "-"), str(rank.generation), str(rank.pid or "-")]
+        for rank in row.ranks
     ]
-
-
-def ended_rows(living: set[str]) -> list[Row]:
-    """What the index knows and nobody runs; `lost` if it never came to its end."""
-    from argosy.process import indexed_runs, read_record
-
-    rows: list[Row] = []
-    for _, directory in indexed_runs():
-        if str(directory) in living:
-            continue
-        try:
-            record = read_record(directory)
-        except ArgosyError:
-            continue
-        state = "ended" if record.state == "ended" else "lost"
-        rows.append(
-            Row(
-                name=record.name,
-                dir=str(directory),
-                state=state,
-                code=record.code,
-                size=record.size,
-                started_at=record.started_at,
-            )
-        )
-    return rows
-
-
-def cells(row: Row, ambiguous: bool) -> list[str]:
-    """A run as a line of the table, by its directory where its name does not tell which."""
-    steps = [rank.steps for rank in row.ranks]
-    low, high = min(steps, default=0), max(steps, default=0)
-    shown = "" if not steps else str(low) if low == high else f"{low}-{high}"
-    state = row.state if row.code is None else f"{row.state} ({row.code})"
-    return [row.dir if ambiguous else row.name, state, str(row.size), ago(row.started_at), shown]
+    ranks += [["-", "spare", "-", "-", str(pid)] for pid in row.spares]
+    print_table(["RANK", "STATE", "STEP", "GENERATION", "PID"], ranks, right=[0, 2, 3, 4])

@@ -93,7 +93,7 @@ def _obstore() -> Any:
         import obstore  # pyright: ignore
         import obstore.store  # pyright: ignore
     except ImportError:
-        raise ConfigError("object stores need the package obstore", hint="pip install 'argosy[s3]'") from None
+        raise ConfigError("object stores need the package obstore", hint="pip install obstore") from None
     return cast(Any, obstore)
 
 

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from argosy.process.evidence.incident import Incident as Incident
     from argosy.process.evidence.incident import read_incidents as read_incidents
     from argosy.process.evidence.stacks import find_py_spy as find_py_spy
+    from argosy.process.evidence.why import Report as Report
     from argosy.process.evidence.why import RunView as RunView
     from argosy.process.evidence.why import explain as explain
     from argosy.process.evidence.why import render as render
+    from argosy.process.evidence.why import sections as sections
+    from argosy.process.host.between import ended_ranks as ended_ranks
     from argosy.process.host.messages import Environment as Environment
     from argosy.process.host.messages import GetEnvironment as GetEnvironment
     from argosy.process.host.messages import Happened as Happened

@@ -1,13 +1,14 @@
-"""Explain a run on one screen: what failed first, what was seen, what was restarted, how to go on. Pure.
+"""Explain a run on one screen: what failed first, what was seen, what was restarted, what to do next. Pure.
 
-`explain` chooses what matters, `render` writes it down; neither reads files or clocks.
+`explain` chooses what matters, `sections` puts it into rows; the caller reads files and clocks, and writes.
 """
 
+import os
 import shlex
 import textwrap
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -30,7 +31,10 @@ from argosy.process.run.facts import (
 )
 
 LINES_MAX = 40
-HEADLINE_LINES, EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 3, 8, 5, 3, 7
+EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 8, 5, 3, 7
+
+Verdict = Literal["healthy", "running", "done", "stopped", "crash", "hang", "failed"]
+"""`running`: it is alive, and no steps were seen that would show whether it is healthy."""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +43,13 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     directory: str
     argv: list[str]
+    cwd: str = ""
+    named: bool = True
+    """The command line names the directory: the same command finds it again."""
+    resumes: bool = False
+    """`argosy.Run` owns the step loop, or there is a checkpoint: the next launch continues."""
     state: Literal["running", "ended", "lost"]
-    """`lost`: nobody lived to see its end."""
+    """`lost`: no daemon lived to see its end."""
     supervised: bool = True
     """False between the death of an agent and the next one."""
     size: int
@@ -64,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    verdict: Literal["healthy", "done", "stopped", "crash", "hang", "failed"]
+    verdict: Verdict
     at: float | None = None
     host: str = ""
     headline: str = ""
@@ -104,39 +113,57 @@ def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident
     )
 
 
-def render(report: Report, width: int = 100) -> str:
-    """Write the report as plain text of at most 40 lines."""
-    lines = [f"{report.name}: {report.summary}"]
+class Section(NamedTuple):
+    """Rows of one or two cells below a title, which may be empty."""
+
+    title: str
+    rows: list[tuple[str, ...]]
+
+
+def sections(report: Report) -> list[Section]:
+    """The report as tables, the most important first; the last one holds commands to copy."""
+    found = [Section(f"{report.name}: {report.summary}", [])]
+    lines: list[str] = []
     if report.headline:
-        when = f"{_clock(report.at)} " if report.at is not None else ""
-        where = f" on {report.host}" if report.host else ""
         what = "hang: " if report.verdict == "hang" else ""
-        headline = textwrap.wrap(f"{when}{what}{report.headline}{where}", width, subsequent_indent="  ")
-        lines += ["", *headline[:HEADLINE_LINES]]
+        where = f" on {report.host}" if report.host else ""
+        lines = [f"{_clock(report.at)} {what}{report.headline}{where}"]
         lines += [f"  {line}" for line in _ends(own_frames(report.exception), EXCEPTION_LINES)]
     if report.followers:
-        many = "s" if len(report.followers) > 1 else ""
-        lines.append(f"  then rank{many} {format_ranks(report.followers)} ended because of it")
+        lines.append(f"  rank{'s' * (len(report.followers) > 1)} {format_ranks(report.followers)} failed after it")
     lines += [f"  {note}" for note in [*report.notes[:2], *report.notes[2:][-1:]]]
+    if lines:
+        found.append(Section("", [(line,) for line in lines]))
     if report.log:
-        lines += ["", "last log lines", *(f"  {line}" for line in report.log[-LOG_LINES:])]
+        found.append(Section("last log lines", [(line,) for line in report.log[-LOG_LINES:]]))
     if report.stacks:
-        lines += ["", "where the ranks were", *(f"  {_stack_line(s)}" for s in report.stacks[:STACK_GROUPS])]
-        if len(report.stacks) > STACK_GROUPS:
-            lines.append(f"  and {len(report.stacks) - STACK_GROUPS} more groups")
+        rows = [_stack_row(group) for group in report.stacks[:STACK_GROUPS]]
+        more = len(report.stacks) - STACK_GROUPS
+        found.append(Section("where the ranks were", rows + [("...", f"{more} more groups")] * (more > 0)))
     if report.history:
         shown = _first_and_last(report.history, HISTORY_LINES)
-        lines += ["", "what happened", *(f"  {_clock(e.at)} {e.what}" for e in shown)]
-    way_on = [f"{label + ':':8} {command}" for label, command in report.commands.items()]
-    if report.durable_step is not None:
-        way_on.insert(0, f"last durable step: {report.durable_step}")
-    lines = [_cut(line, width) for line in lines[: LINES_MAX - len(way_on) - 1]]
-    return "\n".join([*lines, "", *way_on]) + "\n"  # commands are for copying: never cut
+        found.append(Section("what happened", [(_clock(event.at), event.what) for event in shown]))
+    saved = [("saved", f"step {report.durable_step}")] if report.durable_step is not None else []
+    return [*found, Section("", [*saved, *report.commands.items()])]
 
 
-def to_json(report: Report) -> bytes:
-    """The report for programs."""
-    return msgspec.json.encode(report)
+def render(report: Report, width: int = 100) -> str:
+    """The report as plain text of at most 40 lines."""
+    *upper, commands = sections(report)
+    lines: list[str] = []
+    for section in upper:
+        lines += [""] * bool(lines) + textwrap.wrap(section.title, width, subsequent_indent="  ")
+        labels = max((len(row[0]) for row in section.rows if len(row) > 1), default=0)
+        for number, row in enumerate(section.rows):
+            text = row[0] if len(row) == 1 else f"{row[0]:{labels}} {row[1]}"
+            if section.title:
+                lines.append(_cut(f"  {text}", width))
+            else:  # A headline is worth three lines.
+                lines += textwrap.wrap(text, width, subsequent_indent="  ")[:3] if not number else [_cut(text, width)]
+    way_on = [f"{label + ':':8} {command}" for label, command in commands.rows]
+    return (
+        "\n".join([*lines[: LINES_MAX - len(way_on) - 1], "", *way_on]) + "\n"
+    )  # Commands are for copying: never cut.
 
 
 def _facts_of(launch: int, facts: Sequence[AnyFact]) -> list[AnyFact]:
@@ -174,9 +201,7 @@ def _failure(facts: Sequence[AnyFact]) -> RankExited | None:
     return found
 
 
-def _verdict(
-    run: RunView, facts: Sequence[AnyFact], incident: Incident | None
-) -> Literal["healthy", "done", "stopped", "crash", "hang", "failed"]:
+def _verdict(run: RunView, facts: Sequence[AnyFact], incident: Incident | None) -> Verdict:
     if run.state == "ended" and run.code == 0:
         return "done"
     if incident is not None and incident.kind != "stop":
@@ -184,79 +209,80 @@ def _verdict(
     if any(isinstance(fact, StopAsked) for fact in facts):
         return "stopped"
     if run.state == "running" and _failure(facts) is None:
-        return "healthy"
+        return "healthy" if run.steps else "running"
     return "failed"
 
 
-def _summary(run: RunView, facts: Sequence[AnyFact], verdict: str) -> str:
+def _summary(run: RunView, facts: Sequence[AnyFact], verdict: Verdict) -> str:
     restarts = sum(isinstance(fact, Restarting) for fact in facts)
-    again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
+    again = f", {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
     ended = next((fact for fact in reversed(facts) if isinstance(fact, LaunchEnded)), None)
     begun = next((fact.at for fact in facts if isinstance(fact, LaunchStarted)), run.started_at)
     lasted = _duration((ended.at if ended and run.state == "ended" else run.now) - begun)
     ranks = f"{run.size} rank{'s' * (run.size > 1)}"
     if run.state == "running":
         low, high = run.steps or (0, 0)
-        at = "" if run.steps is None else f", step {high}" if low == high else f", steps {low}-{high}"
-        state = {"healthy": "runs well", "hang": "hangs", "crash": "runs after a failure"}.get(verdict, "runs")
-        if verdict == "healthy" and (stopped := _stopped(facts)):
-            state = f"runs with rank{'s' * (len(stopped) > 1)} {format_ranks(stopped)} stopped by a signal"
+        at = "no steps seen" if not run.steps else f"step {high}" if low == high else f"steps {low}-{high}"
+        state = {"hang": "hung", "crash": "running after a failure", "stopped": "stopping"}.get(verdict, "running")
+        if stopped := _stopped(facts):
+            state += f", rank{'s' * (len(stopped) > 1)} {format_ranks(stopped)} stopped by a signal"
         between = "" if run.supervised else "; its supervisor is being replaced"
-        return f"{state}: {ranks}{at}, {lasted}{again}{between}"
+        return f"{state}: {ranks}, {at}, {lasted}{again}{between}"
     if run.state == "lost":
-        return f"lost: {ranks}{again}; nobody saw its end: Argosy's daemons were killed, or the machine restarted"
+        return f"lost: {ranks}{again}; its end was not seen: Argosy's daemons were killed, or the machine restarted"
     stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
-    how = f"stopped by {stop.by}" if stop and (verdict in ("stopped", "hang")) else "ended"
-    if verdict == "hang":
-        how = f"hung, {how}"
-    code = "" if run.code is None else f" with code {run.code}"
-    return f"{how}{code} after {lasted}: {ranks}{again}"
+    how = f"stopped by {stop.by}" if stop and verdict in ("stopped", "hang") else "ended"
+    how = {"hang": f"hung, then {how}", "done": "finished", "crash": "failed", "failed": "failed"}.get(verdict, how)
+    code = "" if run.code is None else f" (exit code {run.code})"
+    return f"{how} after {lasted}{code}: {ranks}{again}"
 
 
 def _history(facts: Sequence[AnyFact]) -> list[Event]:
-    """What changed the run's course; of the exits only the first after each restart."""
+    """What changed the run's course; of the failed exits only the first after each restart."""
     events: list[Event] = []
     fell: int | None = None
-    restarted = False  # The evidence of a failure may come after the restart that answers it.
+    restarted = explained = False
     for fact in facts:
         match fact:
             case LaunchStarted(launch=launch, size=size):
-                fell, restarted = None, False
-                events.append(Event(fact.at, f"launch {launch} began with {size} rank{'s' * (size > 1)}"))
+                fell, restarted, explained = None, False, False
+                events.append(Event(fact.at, f"launch {launch}: {size} rank{'s' * (size > 1)}"))
             case RankExited(asked=False) if not fact.status.ok and (fell is None or restarted):
-                fell, restarted = len(events), False
+                fell, restarted, explained = len(events), False, True
                 events.append(Event(fact.at, _exit_text(fact)))
-            case IncidentTaken(headline=headline) if fell is not None:  # knows better than the order of exits
+            case IncidentTaken(headline=headline) if fell is not None:  # It knows better than the order of exits.
                 events[fell] = Event(events[fell].at, headline)
             case IncidentTaken(headline=headline):
+                explained = True
                 events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
                 restarted = True
                 which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
-                events.append(Event(fact.at, f"{which} restarted as generation {generation}"))
+                events.append(Event(fact.at, f"{which} restarted (generation {generation})"))
             case RankPaused(resumed=resumed):
-                word = "went on" if resumed else "was stopped by a signal"
+                word = "continued" if resumed else "stopped by a signal"
                 events.append(Event(fact.at, f"rank {fact.rank.index} {word}"))
             case HangSeen(summary=summary):
                 events.append(Event(fact.at, f"hang: {summary}"))
             case HangEnded(lasted_s=lasted_s):
                 events.append(Event(fact.at, f"hung for {_duration(lasted_s)}, then resumed"))
             case GaveUp(reason=reason):
-                events.append(Event(fact.at, f"gave up: {reason}"))
+                events.append(Event(fact.at, f"not restarted: {reason}"))
             case StopAsked(by=by):
-                events.append(Event(fact.at, f"asked to stop by {by}"))
+                explained = True
+                events.append(Event(fact.at, f"stop requested by {by}"))
             case DiskTrouble(what=what):
                 events.append(Event(fact.at, what))
             case LaunchEnded(code=code, reason=reason):
-                why = "" if code == 0 or reason.startswith("rank ") else f": {reason}"  # Ranks are told of above.
-                events.append(Event(fact.at, f"ended with code {code}{why}"))
+                why = "" if code == 0 or explained else f": {reason}"
+                events.append(Event(fact.at, f"ended with exit code {code}{why}"))
             case _:
                 pass
     return events
 
 
 def _stopped(facts: Sequence[AnyFact]) -> set[int]:
-    """The ranks that were stopped (SIGSTOP and its kin) and have not gone on."""
+    """The ranks that were stopped (SIGSTOP and its kin) and were not continued."""
     stopped: set[int] = set()
     for fact in facts:
         match fact:
@@ -270,7 +296,7 @@ def _stopped(facts: Sequence[AnyFact]) -> set[int]:
 
 
 def _ended_well(run: RunView, facts: Sequence[AnyFact]) -> list[str]:
-    """Who was done while others were not: what those may wait for."""
+    """The ranks that ended well while others did not: what those may wait for."""
     if run.code == 0:
         return []
     done: set[int] = set()
@@ -298,7 +324,10 @@ def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict
     name = shlex.quote(run.name)
     commands: dict[str, str] = {}
     if run.state != "running" and verdict != "done":
-        commands["resume"] = shlex.join(run.argv)
+        argv = list(run.argv)
+        if run.resumes and not run.named:
+            argv[2:2] = ["--dir", os.path.relpath(run.directory, run.cwd) if run.cwd else run.directory]
+        commands["resume" if run.resumes else "rerun"] = shlex.join(argv)
     commands["logs"] = f"argosy logs {name}" + (f" --rank {rank}" if rank is not None else "")
     if incident is not None and incident.stacks:
         commands["stacks"] = f"less {shlex.quote(f'{run.directory}/incidents/{incident.id}/stacks.txt')}"
@@ -310,16 +339,16 @@ def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict
     return commands
 
 
-def _stack_line(group: StackGroup) -> str:
+def _stack_row(group: StackGroup) -> tuple[str, str]:
     who = f"rank{'s' * (len(group.ranks) > 1)} {format_ranks(group.ranks)}"
     where = place_in(group.frames)
     if group.frames and not group.frames[0].is_users and where:
         where += f" ({group.frames[0].function})"
-    return f"{who}: " + "; ".join(filter(None, [where, group.note])) if where or group.note else who
+    return who, "; ".join(filter(None, [where, group.note]))
 
 
 def own_frames(lines: Sequence[str]) -> list[str]:
-    """A traceback without what installed packages did below the user's code, and without marks under lines."""
+    """A traceback without the frames of installed packages, and without marks under lines."""
     kept: list[str] = []
     foreign = False
     for line in lines:

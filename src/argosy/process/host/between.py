@@ -1,9 +1,10 @@
-"""The runs of a host between two agents: as the log of the last one remembers them, and with the ranks that live.
+"""Runs without an agent: those between two agents, as the last one's log remembers them, and those that ended.
 
 Ranks outlive their agent; those that live have a daemon that sees to the next one (`lifeline.py`).
 """
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.core import ArgosyError, RankId
@@ -13,7 +14,7 @@ from argosy.process.host.agentlog import Remembered, recall
 from argosy.process.host.messages import RankInfo, RunInfo, from_warden
 from argosy.process.host.proc import is_alive
 from argosy.process.host.traces import Traces
-from argosy.process.run import root
+from argosy.process.run import facts, root
 
 REPLACED = "its supervisor is being replaced"
 
@@ -22,6 +23,25 @@ def runs_between(runtime: Path) -> list[RunInfo]:
     """The runs that go on, though no agent answers for them right now."""
     runs = [_info(run, remembered, shared_memory_path(runtime) / run) for run, remembered in recall(runtime).items()]
     return [run for run in runs if any(rank.pid for rank in run.ranks) or _has_warden(runtime)]
+
+
+def ended_ranks(told: Sequence[facts.AnyFact]) -> tuple[list[RankInfo], int]:
+    """How the ranks of the latest launch ended, and how often ranks were restarted in it."""
+    ranks: dict[int, RankInfo] = {}
+    restarts = 0
+    for fact in told:
+        match fact:
+            case facts.LaunchStarted():
+                ranks, restarts = {}, 0
+            case facts.Restarting():
+                restarts += 1
+            case facts.RankStarted(rank=rank):
+                ranks[rank.index] = RankInfo(rank.index, rank.generation, 0, "lost")
+            case facts.RankExited(rank=rank, status=status):
+                ranks[rank.index] = RankInfo(rank.index, rank.generation, 0, str(status))
+            case _:
+                pass
+    return [ranks[index] for index in sorted(ranks)], restarts
 
 
 def _has_warden(runtime: Path) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
 from argosy.fabric import Assist, Link
-from argosy.observe import Page, Progress
+from argosy.observe import Flag, Page, Progress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
 from argosy.process.host.background_jobs import BackgroundJobs
@@ -328,15 +328,15 @@ class Running:
 
     def progress(self) -> dict[RankId, Progress]:
         """What the pages of the current generation say."""
-        found: dict[RankId, Progress] = {}
-        for slot in self.state.slots:
-            rank = self.state.rank(slot.index)
-            if rank not in self.pages:
-                with contextlib.suppress(OSError, ValueError):
-                    self.pages[rank] = Page.open(self.traces.page(rank))
-            if rank in self.pages and (seen := self.pages[rank].read()) is not None:
-                found[rank] = seen
-        return found
+        found = {rank: self.progress_of(rank) for rank in map(self.state.rank, range(len(self.state.slots)))}
+        return {rank: seen for rank, seen in found.items() if seen is not None}
+
+    def progress_of(self, rank: RankId) -> Progress | None:
+        """What the page of one rank says, if there is one."""
+        if rank not in self.pages:
+            with contextlib.suppress(OSError, ValueError):
+                self.pages[rank] = Page.open(self.traces.page(rank))
+        return self.pages[rank].read() if rank in self.pages else None
 
     # --- the store
 
@@ -457,6 +457,8 @@ class Running:
         """Leave nothing of the run but its directory."""
         self.host.release_spares(self)
         self.inquest.close()
+        if (seen := self.progress_of(self.state.rank(0))) is not None:
+            self.record.managed, self.record.steps = seen.has(Flag.RUN_MANAGED), seen.reached or seen.steps
         self.release_listener()
         for page in self.pages.values():
             page.detach()

@@ -40,6 +40,12 @@ class RunRecord(msgspec.Struct, kw_only=True):
     reason: str = ""
     logs: str = ""
     """Where the output of this launch is, if not in the directory."""
+    named: bool = True
+    """The command line named the directory."""
+    managed: bool = False
+    """`argosy.Run` owned the step loop: the next launch resumes."""
+    steps: int = 0
+    """How far rank 0 came, as far as it could be seen."""
     started_at: float
     ended_at: float | None = None
 
@@ -276,6 +282,7 @@ def new_record(launch: Launch, number: int, now: float) -> RunRecord:
         host=socket.gethostname(),
         launch=number,
         logs=launch.logs,
+        named=not launch.fresh,
         state="running",
         started_at=now,
     )

@@ -11,17 +11,21 @@ class Teller:
         self._size = size
         self._waiting: dict[RankId | None, tuple[str, str]] = {}
         """By the rank that failed: what follows, and the cause in case that no evidence comes."""
+        self._exited: dict[RankId | None, str] = {}
         self._told = set[RankId | None]()
         """Failures that were reported before their evidence came."""
 
     def lines(self, fact: facts.AnyFact) -> list[str]:
         """What to say now that `fact` is known."""
         match fact:
+            case facts.RankExited(rank=rank, status=status, oom=oom):
+                self._exited[rank] = f"rank {rank.index} failed: {oom or status}"
+                return []
             case facts.Restarting(failed=failed, cause=cause):
-                self._waiting[failed] = restart_line(fact), cause
+                self._waiting[failed] = restart_line(fact), self._exited.get(failed, cause)
                 return []
             case facts.GaveUp(failed=failed, reason=reason):
-                self._waiting[failed] = f"not restarted: {reason}", ""
+                self._waiting[failed] = f"not restarted: {reason}", self._exited.get(failed, "")
                 return []
             case facts.IncidentTaken(failed=failed) if failed in self._told:
                 self._told.discard(failed)

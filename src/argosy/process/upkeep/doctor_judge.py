@@ -1,6 +1,6 @@
 """Judge a machine and an installation by what was measured on them.
 
-Pure: `doctor_measure.py` measures. Each judgement is one line, and what to do if there is something to do.
+Pure: `doctor_measure.py` measures. Each check is one line, with a hint if there is something to do.
 """
 
 import re
@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from argosy.process.upkeep.clean_plan import format_bytes
+from argosy.process.upkeep.clean_plan import count, format_bytes
 
-TORCH: tuple[int, int] = (2, 15)
-"""The one that `Run` and the collectives need, and the newest that was tried."""
+TORCH: tuple[int, ...] = (2, 15)
+"""The version that `argosy.Run` and the collectives need, and the newest that was tried."""
 NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)")
-LOCAL_HINT = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
-SLOW_LOOKUP_S = 0.5
+LOOKUP_S, SLOW_LOOKUP_S = 2.0, 0.5
+"""How long to wait for an answer, and how long an answer may take."""
 MB, GB = 1 << 20, 1 << 30
 
 State = Literal["ok", "warn", "fail"]
@@ -31,7 +31,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is here. Sizes in bytes; None where it could not be told or does not exist."""
+    """What there is here. Sizes in bytes; None where it could not be measured or does not exist."""
 
     python: str
     native: Literal["compiled", "reference", "left out"]
@@ -52,7 +52,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     pidfd_exit: bool
     ptrace_scope: int | None
     may_trace: bool
-    loopback: bool
     loopback_error: str = ""
     host: str
     lookup_s: float | None
@@ -67,140 +66,98 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_machine(seen: Measured) -> list[Check]:
     """Say what is well and what is not, in a fixed order."""
-    return [
-        *_judge_installation(seen),
-        *_judge_kernel(seen),
-        *_judge_room(seen),
-        *_judge_network(seen),
-        _judge_cores(seen),
-        _judge_leftovers(seen),
-    ]
+    return [*_judge_installation(seen), *_judge_kernel(seen), *_judge_room(seen), *_judge_network(seen)]
+
+
+def _check(name: str, state: State, well: str, trouble: str, hint: str) -> Check:
+    return Check(name, "ok", well) if state == "ok" else Check(name, state, trouble or well, hint)
+
+
+def _grade(value: int, *, fail: int, warn: int) -> State:
+    """How good a value is of which more is better."""
+    return "fail" if value < fail else "warn" if value < warn else "ok"
 
 
 def _judge_installation(seen: Measured) -> Iterator[Check]:
     yield Check("Python", "ok", seen.python)
+    slower = "not compiled: the Python version is used, with equal results and some microseconds more per exit"
     if seen.native_error:
         yield Check("native code", "fail", f"does not load: {seen.native_error}", "reinstall argosy")
-    elif seen.native == "compiled":
-        yield Check("native code", "ok", "compiled")
     else:
-        cost = "the Python reference serves: same results, some microseconds more per exit"
-        left_out = "; ARGOSY_NATIVE=0 says so" if seen.native == "left out" else ""
-        hint = "" if left_out else "install cargo (https://rustup.rs), then reinstall argosy"
-        yield Check("native code", "ok" if left_out else "warn", cost + left_out, hint)
+        well = "compiled" if seen.native == "compiled" else f"{slower} (ARGOSY_NATIVE=0)"
+        hint = "install cargo (https://rustup.rs), then reinstall argosy"
+        yield _check("native code", "warn" if seen.native == "reference" else "ok", well, slower, hint)
     yield _judge_torch(seen)
-    if seen.py_spy:
-        yield Check("py-spy", "ok", seen.py_spy)
-    else:
-        says = "not found: no stacks of ranks that do not answer"
-        yield Check("py-spy", "warn", says, "pip install py-spy")
+    lost = "not found: no stacks of ranks that do not answer"
+    yield _check("py-spy", "ok" if seen.py_spy else "warn", seen.py_spy or "", lost, "pip install py-spy")
 
 
 def _judge_torch(seen: Measured) -> Check:
+    floor = ".".join(map(str, TORCH))
+    install = f"pip install 'torch>={floor}'"
     if seen.torch_error:
         return Check("torch", "fail", f"cannot be imported: {seen.torch_error}", "reinstall torch")
     if seen.torch is None:
-        says = "not found: scripts that need it will fail"
-        return Check("torch", "warn", says, "pip install 'argosy[torch]'")
-    seconds = seen.torch_import_s
-    took = "" if seconds is None else f", imported in {seconds:.1f} s (once, not per rank)"
+        return Check("torch", "warn", "not installed: scripts that need it will fail", install)
+    took = "" if seen.torch_import_s is None else f", imported in {seen.torch_import_s:.1f} s (once, not per rank)"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < TORCH:
-        says = f"{seen.torch} is too old for argosy.Run and the collectives{took}"
-        return Check("torch", "warn", says, f"install torch {_dotted(TORCH)}; `argosy run` starts scripts of any torch")
-    if version > TORCH:
-        return Check("torch", "warn", f"{seen.torch} is newer than what was tried{took}", f"tried: {_dotted(TORCH)}")
-    return Check("torch", "ok", f"{seen.torch}{took}")
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+        says = f"{seen.torch} is too old for argosy.Run and the collectives; `argosy run` starts any script"
+        return Check("torch", "warn", f"{says}{took}", install)
+    newer = f"{seen.torch} is newer than any that was tried{took}"
+    return _check("torch", "warn" if version > TORCH else "ok", f"{seen.torch}{took}", newer, f"{floor} was tried")
 
 
 def _judge_kernel(seen: Measured) -> Iterator[Check]:
-    if seen.cgroup:
-        yield Check("cgroups", "ok", "a leaf per rank: whatever a rank starts ends with it")
-    else:
-        says = "not writable: ranks end by process group and by a mark in their environment"
-        yield Check("cgroups", "warn", says, "systemd-run --user --scope -p Delegate=yes argosy run …")
-    if seen.pidfd_exit:
-        yield Check("exit codes", "ok", "kept by the kernel, even if the warden is killed")
-    else:
-        says = "lost for ranks that end while the warden is dead: the kernel keeps none"
-        yield Check("exit codes", "warn", says, "Linux 6.15 or later keeps them")
-    if seen.ptrace_scope in (None, 0) or seen.may_trace:
-        yield Check("ptrace", "ok", "py-spy may look into ranks")
-    else:
-        says = f"scope {seen.ptrace_scope}: py-spy may not look into ranks that do not answer"
-        yield Check("ptrace", "warn", says, "sudo sysctl kernel.yama.ptrace_scope=0")
-    if seen.descriptors < 1024:
-        state: State = "fail" if seen.descriptors < 128 else "warn"
-        hint = f"ulimit -n {min(65536, seen.descriptors_hard)}"
-        yield Check("open files", state, f"at most {seen.descriptors}: few ranks fit", hint)
-    else:
-        yield Check("open files", "ok", f"at most {seen.descriptors}")
-    says = "not limited" if seen.pids is None else f"at most {seen.pids}, threads included"
-    if seen.pids is not None and seen.pids < 1000:
-        state = "fail" if seen.pids < 64 else "warn"
-        yield Check("processes", state, f"{says}: few ranks fit", "ulimit -u, or pids.max of the cgroup")
-    else:
-        yield Check("processes", "ok", says)
+    well = "one per rank: all processes that a rank starts end with it"
+    trouble = "not writable: processes of a rank are found by their group and a mark in their environment"
+    hint = "systemd-run --user --scope -p Delegate=yes argosy run …"
+    yield _check("cgroups", "ok" if seen.cgroup else "warn", well, trouble, hint)
+    well = "kept by the kernel, even if the warden is killed"
+    trouble = "lost for ranks that end while the warden is dead"
+    yield _check("exit codes", "ok" if seen.pidfd_exit else "warn", well, trouble, "Linux 6.15 or later keeps them")
+    may_trace = seen.ptrace_scope in (None, 0) or seen.may_trace
+    trouble = f"scope {seen.ptrace_scope}: py-spy cannot look into ranks that do not answer"
+    hint = "sudo sysctl kernel.yama.ptrace_scope=0"
+    yield _check("ptrace", "ok" if may_trace else "warn", "py-spy may look into ranks", trouble, hint)
+    well = f"at most {seen.descriptors}"
+    hint = f"ulimit -n {min(65536, seen.descriptors_hard)}"
+    state = _grade(seen.descriptors, fail=128, warn=1024)
+    yield _check("open files", state, well, f"{well}: enough for few ranks", hint)
+    well = "not limited" if seen.pids is None else f"at most {seen.pids}, with threads"
+    state = "ok" if seen.pids is None else _grade(seen.pids, fail=64, warn=1000)
+    yield _check("processes", state, well, f"{well}: enough for few ranks", "ulimit -u, or pids.max of the cgroup")
 
 
 def _judge_room(seen: Measured) -> Iterator[Check]:
-    if seen.runtime_error:
-        yield Check("runtime dir", "fail", seen.runtime_error, LOCAL_HINT)
-    elif NETWORK_FILE_SYSTEMS.fullmatch(seen.runtime_file_system):
-        says = f"on a network file system ({seen.runtime_file_system}): {seen.runtime}"
-        yield Check("runtime dir", "fail", says, LOCAL_HINT)
-    else:
-        disk = seen.runtime_file_system or "a local disk"
-        yield Check("runtime dir", "ok", f"private, on {disk}: {seen.runtime}")
-    room = f"{format_bytes(seen.shm_free)} free of {format_bytes(seen.shm_bytes)}"
-    if seen.shm_free < 256 * MB:
-        hint = "docker run --shm-size=8g, or: sudo mount -o remount,size=8G /dev/shm"
-        state: State = "fail" if seen.shm_free < 16 * MB else "warn"
-        yield Check("/dev/shm", state, f"{room}; DataLoaders need more", hint)
-    else:
-        yield Check("/dev/shm", "ok", room)
-    room = f"{format_bytes(seen.disk_free)} free of {format_bytes(seen.disk_bytes)} in {seen.runs}"
-    if seen.disk_free < 2 * GB:
-        hint = "argosy clean, or another disk with --dir"
-        yield Check("disk", "fail" if seen.disk_free < 100 * MB else "warn", room, hint)
-    else:
-        yield Check("disk", "ok", room)
+    remote = NETWORK_FILE_SYSTEMS.fullmatch(seen.runtime_file_system)
+    well = f"private, on {seen.runtime_file_system or 'a local disk'}: {seen.runtime}"
+    trouble = seen.runtime_error or f"on a network file system ({seen.runtime_file_system}): {seen.runtime}"
+    hint = "set ARGOSY_RUNTIME_DIR to a short path on a local disk"
+    yield _check("runtime dir", "fail" if seen.runtime_error or remote else "ok", well, trouble, hint)
+    well = f"{format_bytes(seen.shm_free)} free of {format_bytes(seen.shm_bytes)}"
+    hint = "docker run --shm-size=8g, or: sudo mount -o remount,size=8G /dev/shm"
+    state = _grade(seen.shm_free, fail=16 * MB, warn=256 * MB)
+    yield _check("/dev/shm", state, well, f"{well}; DataLoaders need more", hint)
+    well = f"{format_bytes(seen.disk_free)} free of {format_bytes(seen.disk_bytes)} in {seen.runs}"
+    state = _grade(seen.disk_free, fail=100 * MB, warn=2 * GB)
+    yield _check("disk", state, well, "", "argosy clean, or another disk with --dir")
+    left = f"{seen.leftovers} of killed daemons, {format_bytes(seen.leftover_bytes)}"
+    yield _check("leftovers", "warn" if seen.leftovers else "ok", "none", left, "argosy clean leftovers")
 
 
 def _judge_network(seen: Measured) -> Iterator[Check]:
-    if seen.loopback:
-        yield Check("loopback", "ok", "up, with IPv4")
-    else:
-        says = f"ranks cannot meet on 127.0.0.1: {seen.loopback_error}"
-        yield Check("loopback", "fail", says, "sudo ip link set lo up")
+    trouble = f"ranks cannot meet on 127.0.0.1: {seen.loopback_error}"
+    yield _check(
+        "loopback", "fail" if seen.loopback_error else "ok", "up, with IPv4", trouble, "sudo ip link set lo up"
+    )
+    took_s = LOOKUP_S if seen.lookup_s is None else seen.lookup_s
+    well = f"{took_s * 1000:.0f} ms for {seen.host}"
+    trouble = f"more than {took_s:.1f} s for {seen.host}: torch looks names up for each connection"
     hint = f"echo '127.0.1.1 {seen.host}' | sudo tee -a /etc/hosts"
-    if seen.lookup_s is None:
-        says = f"no answer about {seen.host}: torch may wait seconds for each connection"
-        yield Check("name lookup", "warn", says, hint)
-    elif seen.lookup_s > SLOW_LOOKUP_S:
-        says = f"{seen.lookup_s:.1f} s for {seen.host}: torch looks names up at each connection"
-        yield Check("name lookup", "warn", says, hint)
-    else:
-        yield Check("name lookup", "ok", f"{seen.lookup_s * 1000:.0f} ms for {seen.host}")
-
-
-def _judge_cores(seen: Measured) -> Check:
-    cores = f"{seen.cores} core{'' if seen.cores == 1 else 's'}"
-    if seen.omp_threads is None:
-        return Check("cores", "ok", f"{cores}; one thread per rank, or --threads auto")
-    if seen.omp_threads.isdecimal() and int(seen.omp_threads) > seen.cores:
-        says = f"{cores}, but OMP_NUM_THREADS={seen.omp_threads} for each rank"
-        return Check("cores", "warn", says, "unset OMP_NUM_THREADS, and use --threads auto")
-    return Check("cores", "ok", f"{cores}; OMP_NUM_THREADS={seen.omp_threads} for each rank")
-
-
-def _judge_leftovers(seen: Measured) -> Check:
-    if not seen.leftovers:
-        return Check("leftovers", "ok", "none")
-    says = f"{seen.leftovers} of daemons that were killed, {format_bytes(seen.leftover_bytes)}"
-    return Check("leftovers", "warn", says, "argosy clean leftovers")
+    yield _check("name lookup", "warn" if took_s > SLOW_LOOKUP_S else "ok", well, trouble, hint)
+    threads = f"OMP_NUM_THREADS={seen.omp_threads} for each rank" if seen.omp_threads else "1 thread per rank with -n"
+    well = f"{count(seen.cores, 'core')}; {threads}"
+    many = (seen.omp_threads or "").isdecimal() and int(seen.omp_threads or 0) > seen.cores
+    yield _check("cores", "warn" if many else "ok", well, "", "unset OMP_NUM_THREADS, and use --threads auto")

@@ -1,13 +1,11 @@
 """Measure this machine and this installation for `argosy doctor`; leaves nothing behind."""
 
 import contextlib
-import fcntl
 import os
 import platform
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -16,34 +14,34 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from argosy.core import ConfigError
 from argosy.fabric import runtime_dir
 from argosy.process.evidence.stacks import find_py_spy
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.upkeep.clean_find import find_leftovers
-from argosy.process.upkeep.doctor_judge import Measured
+from argosy.process.upkeep.doctor_judge import LOOKUP_S, Measured
 
-LOOKUP_S = 2.0
 IMPORT_S = 120.0
 _TIMED_IMPORT = "from time import time; t = time(); import torch; print(torch.__version__, time() - t)"
-_SIOCGIFFLAGS = 0x8913
-_IFF_UP = 1
 _CAP_SYS_PTRACE = 19
 
 
 def measure_machine() -> Measured:
-    """Look at everything; the import of torch takes longest and goes on beside the rest."""
+    """Measure everything; the import of torch takes longest and runs in the background."""
     importing = _begin_import()
-    lookup = _begin_lookup()
+    took_s: list[float] = []
+    lookup = threading.Thread(target=_look_up, args=(took_s,), daemon=True)
+    lookup.start()
     runtime, runtime_error = _try_runtime()
     shm = shutil.disk_usage(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm"))
     runs = _nearest(Path("runs").absolute())
     disk = shutil.disk_usage(runs)
     native, native_error = _find_native()
-    loopback_error = _try_loopback()
     left = find_leftovers()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lookup.join(max(0.0, LOOKUP_S - (time.monotonic() - lookup.began)))
+    soft, hard = (1 << 30 if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    lookup.join(LOOKUP_S)
     torch, torch_import_s, torch_error = _end_import(importing)
     return Measured(
         python=f"{platform.python_version()} at {sys.executable}",
@@ -59,16 +57,15 @@ def measure_machine() -> Measured:
         runtime=runtime,
         runtime_error=runtime_error,
         runtime_file_system=_file_system(_nearest(Path(runtime or "/tmp"))),
-        descriptors=_unlimited(soft),
-        descriptors_hard=_unlimited(hard),
+        descriptors=soft,
+        descriptors_hard=hard,
         pids=_pids_limit(),
         pidfd_exit=_try_pidfd_exit(),
         ptrace_scope=_read_int(Path("/proc/sys/kernel/yama/ptrace_scope")),
-        may_trace=_has_capability(_CAP_SYS_PTRACE),
-        loopback=not loopback_error,
-        loopback_error=loopback_error,
+        may_trace=_may_trace(),
+        loopback_error=_try_loopback(),
         host=socket.gethostname(),
-        lookup_s=lookup.took_s,
+        lookup_s=took_s[0] if took_s else None,
         cores=len(os.sched_getaffinity(0)),
         omp_threads=os.environ.get("OMP_NUM_THREADS"),
         runs=str(runs),
@@ -97,13 +94,9 @@ def _begin_import() -> "subprocess.Popen[str] | None":
         version("torch")
     except PackageNotFoundError:
         return None
-    return subprocess.Popen(
-        [sys.executable, "-c", _TIMED_IMPORT],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _TIMED_IMPORT]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
 
 def _end_import(process: "subprocess.Popen[str] | None") -> tuple[str | None, float | None, str]:
@@ -136,7 +129,7 @@ def _try_cgroup(runtime: str) -> bool:
 
 
 def _try_pidfd_exit() -> bool:
-    """Whether a pidfd still tells the exit code of a child that somebody else reaped."""
+    """Whether a pidfd still tells the exit code of a child that was reaped."""
     from argosy._select import native
 
     with subprocess.Popen(["/bin/sh", "-c", "exit 7"], stdin=subprocess.DEVNULL) as child:
@@ -157,24 +150,17 @@ def _pids_limit() -> int | None:
     """The lowest of the user's, the cgroup's and the machine's limits."""
     own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limits: list[int | None] = [] if own == resource.RLIM_INFINITY or os.getuid() == 0 else [own]
-    groups = [line.split(":", 2) for line in _read(Path("/proc/self/cgroup")).splitlines()]
-    for _, controllers, path in groups:
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
         if controllers in ("", "pids"):
-            mount = Path("/sys/fs/cgroup", controllers)
-            limits.append(_read_int(mount / path.lstrip("/") / "pids.max"))
+            limits.append(_read_int(Path("/sys/fs/cgroup", controllers, path.lstrip("/"), "pids.max")))
     limits.append(_read_int(Path("/proc/sys/kernel/pid_max")))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _has_capability(number: int) -> bool:
-    for line in _read(Path("/proc/self/status")).splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> number & 1)
-    return False
-
-
-def _unlimited(limit: int) -> int:
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+def _may_trace() -> bool:
+    lines = _read(Path("/proc/self/status")).splitlines()
+    return any(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1 for line in lines if line.startswith("CapEff:"))
 
 
 # --- room
@@ -201,14 +187,9 @@ def _nearest(path: Path) -> Path:
 
 def _file_system(path: Path) -> str:
     """The type of the file system that holds the path."""
-    best, kind = "", ""
-    real = str(path.resolve())
-    for line in _read(Path("/proc/self/mountinfo")).splitlines():
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].replace("\\040", " ")
-        if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
-            best, kind = mount, right.split()[0]
-    return kind
+    real = path.resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
+    return max(mounts, key=lambda each: len(each.mountpoint)).fstype if mounts else ""
 
 
 # --- the network
@@ -217,36 +198,22 @@ def _file_system(path: Path) -> str:
 def _try_loopback() -> str:
     """Why two processes could not meet on 127.0.0.1; "" if they can."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
-        if not struct.unpack("16sH14x", answer)[1] & _IFF_UP:
+        if not psutil.net_if_stats()["lo"].isup:
             return "the interface lo is down"
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=1.0).close()
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, KeyError) as error:
+        return str(error)
     return ""
 
 
-class _Lookup(threading.Thread):
-    """Looks this host up as torch's store does; a resolver that does not answer must not hold us up."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.began = time.monotonic()
-        self.took_s: float | None = None
-
-    def run(self) -> None:
-        for ask in (lambda: socket.getfqdn(), lambda: socket.gethostbyaddr("127.0.0.1")):
-            with contextlib.suppress(OSError):  # "Unknown" is an answer too: only the wait matters.
-                ask()
-        self.took_s = time.monotonic() - self.began
-
-
-def _begin_lookup() -> _Lookup:
-    lookup = _Lookup()
-    lookup.start()
-    return lookup
+def _look_up(took_s: list[float]) -> None:
+    """Look this host up as torch's store does; a resolver that does not answer must not hold up the rest."""
+    began = time.monotonic()
+    for ask in (lambda: socket.getfqdn(), lambda: socket.gethostbyaddr("127.0.0.1")):
+        with contextlib.suppress(OSError):  # "Unknown" is an answer too: only the wait matters.
+            ask()
+    took_s.append(time.monotonic() - began)
 
 
 def _read(path: Path) -> str:
