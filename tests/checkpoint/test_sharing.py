@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
+from seeds import each
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import all_chunks
@@ -48,7 +48,7 @@ def entries(count: int, rows: int) -> list[Entry]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_every_chunk_that_somebody_needs_has_exactly_one_reader_who_needs_it(seed: int):
     dice = random.Random(seed)
     rows = dice.choice([10, 40_000, 100_000])
