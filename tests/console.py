@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import psutil
 from click.testing import CliRunner
+from warm import warm
 
 from argosy.cli.ps import command as ps_command
 from argosy.core import ArgosyError
@@ -65,7 +66,8 @@ class Console:
         return self.run([self.python, "-m", "argosy", *words], **how)
 
     def torchrun(self, *words: str, **how: Any) -> Ended:
-        return self.run([self.python, "-m", "torch.distributed.run", *words], **how)
+        python = warm() if self.python == sys.executable else [self.python]
+        return self.run([*python, "-m", "torch.distributed.run", *words], **how)
 
     def run(
         self,

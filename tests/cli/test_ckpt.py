@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from console import Console
+from warm import warm
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, export
 from argosy.cli.ckpt import command
@@ -52,7 +53,7 @@ def test_what_is_no_checkpoint_is_refused_in_words(console: Console, tmp_path: P
         ["import", "dcp", f"{tmp_path}/dcp", f"{tmp_path}/run"],
     ]
     for each in words:
-        ended = console.argosy("ckpt", *each)
+        ended = console.run([*warm(), "-m", "argosy", "ckpt", *each])
         assert (ended.code, ended.text.partition(" ")[0]) == (2, "argosy:"), (each, ended.text)
     assert not (tmp_path / "run").exists()
 
@@ -149,7 +150,7 @@ def test_of_a_half_deleted_checkpoint_each_command_says_what_is_missing(tmp_path
 def test_an_export_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, kind: str):
     run, out = saved(tmp_path / "run", 1, cells=20_000_000), tmp_path / "out"
     out.mkdir()
-    words = [sys.executable, "-m", "argosy", "ckpt", "export", str(run), kind, str(out / "x")]
+    words = [*warm(), "-m", "argosy", "ckpt", "export", str(run), kind, str(out / "x")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 240
         while not list(out.iterdir()) and process.poll() is None:

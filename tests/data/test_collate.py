@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seeds import each
 
 from argosy.core import ConfigError
 from argosy.data.collate import BatchStack, in_heap, stack
@@ -66,7 +67,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_as_they_come_is_as_at_the_end(seed: int):
     dice = random.Random(seed)
     make, count = one_of(dice, 2), dice.randrange(1, 7)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seeds import each
 
 from argosy.core import ConfigError
 from argosy.data import Loader, Mix, Pack, Shuffle, document_mask
@@ -14,7 +15,7 @@ from argosy.data.pack import PackPlan, pack_window
 from argosy.data.plan import MixPlan, quotas
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_quotas_are_as_near_to_the_weights_as_whole_numbers_can_be(seed: int):
     weights = np.random.default_rng(seed).uniform(0.01, 1, 1 + seed % 7).tolist()
     result = quotas(weights, 1000)
@@ -29,7 +30,7 @@ def test_weights_that_cannot_be_kept_are_refused():
             Mix([[1], [2]], weights)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_x1_x2_a_mix_is_what_a_plain_count_gives(seed: int):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 90, 1 + seed % 4).tolist()
@@ -77,7 +78,7 @@ def plain_packing(lengths: list[int], row: int) -> list[list[tuple[int, int, int
     return sorted(rows, key=lambda each: (each[0][0], each[0][1]))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_g1_packing_is_what_the_plain_implementation_gives(seed: int):
     random = np.random.default_rng(seed)
     row = int(random.integers(1, 60))

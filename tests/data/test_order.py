@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from seeds import each
 
 from argosy.core import ConfigError
 from argosy.data.order import Order, Shuffle
@@ -11,7 +12,7 @@ from argosy.data.share import check_share, share
 SHUFFLES = [Shuffle.full(), Shuffle.none(), Shuffle.blocks(7, 3), Shuffle.blocks(16, 1), Shuffle.blocks(5, 100)]
 
 
-@pytest.mark.parametrize("size", [*range(1, 130), 1000, 4095, 4096, 4097, 1 << 20])
+@each("size", [*range(1, 130), 1000, 4095, 4096, 4097, 1 << 20])
 def test_f1_every_size_is_permuted_and_found_again(size: int):
     permutation = Permutation(size, derive_key("test", size))
     order = permutation.at(np.arange(size))

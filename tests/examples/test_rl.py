@@ -1,9 +1,9 @@
 """Three roles of reinforcement learning: it learns, and whoever is killed, the weights are the same."""
 
 import re
-import sys
 
 from console import REPOSITORY, Console, Ended
+from warm import warm
 
 SCRIPT = str(REPOSITORY / "examples" / "rl_three_roles.py")
 
@@ -17,8 +17,8 @@ def weights_of(ended: Ended) -> set[str]:
 
 
 def test_a_killed_generator_trainer_and_judge_change_nothing(console: Console):
-    calm = weights_of(console.run([sys.executable, SCRIPT, "calm"]))
-    hard = console.run([sys.executable, SCRIPT])
+    calm = weights_of(console.run([*warm(), SCRIPT, "calm"]))
+    hard = console.run([*warm(), SCRIPT])
     assert weights_of(hard) == calm
     assert len(calm) == 1, "both trainers have the same"
     assert "rank 1 lost (SIGKILL); resumed step" in hard.text

@@ -4,7 +4,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-import pytest
+from seeds import each
 
 from argosy.fabric import Call, Callee, Caller
 from argosy.fabric.calls import IN_FLIGHT_MAX
@@ -202,7 +202,7 @@ class World:
             self.send("back", "eof", -1)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each("seed", range(300))
 def test_every_call_ends_once_and_runs_at_most_once(seed: int):
     world = World(seed)
     world.run()

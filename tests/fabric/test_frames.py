@@ -8,6 +8,7 @@ import socket
 import msgspec
 import numpy as np
 import pytest
+from seeds import each
 
 from argosy.fabric import BadFrame, Call, Link, PackedValue
 from argosy.fabric.frames import Body, FrameReader, ReplyFrame, pack, send_some
@@ -50,7 +51,7 @@ def test_values_arrive_as_they_were_sent(value: object):
         assert all(same(frame.take(), value) for frame in got)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_frames_come_in_any_pieces(seed: int):
     chance = random.Random(seed)
     values = [chance.choice([7, "word", np.arange(2000), b"z" * 50_000]) for _ in range(20)]
@@ -74,7 +75,7 @@ def test_frames_come_in_any_pieces(seed: int):
     assert [same(frame.take(), value) for frame, value in zip(got, values, strict=True)] == [True] * 20
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each("seed", range(50))
 def test_garbage_is_a_bad_frame_and_nothing_else(seed: int):
     chance = random.Random(seed)
     packed = PackedValue(np.arange(2000))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console import REPOSITORY, Console, Ended, terminal
+from console import REPOSITORY, Console, Ended, cold_terminal
 
 SHOWN = [
     "steps +150 of 150",
@@ -35,7 +35,7 @@ def clone(tmp_path: Path) -> Iterator[Console]:
         if (REPOSITORY / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, place / name)
-    with terminal(place) as console:
+    with cold_terminal(place) as console:
         console.env.pop("PYTHONPATH", None)  # the clone's own package is what must be found
         yield console
 

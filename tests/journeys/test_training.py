@@ -6,13 +6,13 @@ import random
 import re
 import shlex
 import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from console import REPOSITORY, Console, said, until
+from warm import warm
 
 from argosy.train import read_log
 
@@ -78,7 +78,7 @@ def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
 
 
 def test_from_a_laptop_to_four_ranks_by_one_flag(console: Console) -> None:
-    alone = console.run([sys.executable, SCRIPT, "moved", "20"])
+    alone = console.run([*warm(), SCRIPT, "moved", "20"])
     assert alone.code == 0, alone.text
     four = console.argosy("run", "-n", "4", SCRIPT, "moved", "40")
     assert four.code == 0, four.text

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from seeds import each
 
 from argosy.observe import Damage, DamagedJournal, Journal, JournalEntry, follow, read_journal
 
@@ -79,7 +80,7 @@ def test_j2_a_full_disk_loses_one_record_and_no_later_one(tmp_path: Path, untrun
     assert [item for item in items if isinstance(item, Damage)] == [Damage(18, 12)] * untruncated
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each("seed", range(100))
 def test_j3_damage_in_the_middle_is_reported_with_its_place(tmp_path: Path, seed: int):
     noise = random.Random(seed)
     records = [noise.randbytes(noise.randrange(200)) for _ in range(8)]

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from seeds import each
 
 from argosy.observe import Flag, GroupProgress, Page, Phase, Progress
 
@@ -62,7 +63,7 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path, content: bytes):
         Page.open(tmp_path / "page")
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each("seed", range(50))
 def test_p2_garbage_never_raises(tmp_path: Path, seed: int):
     Page.create(tmp_path / "page")
     noise = random.Random(seed)

@@ -2,6 +2,7 @@
 
 import pytest
 from machines import Machine
+from seeds import each
 
 from argosy.core import RankId, WaitStatus
 from argosy.fabric import Alive, Gone
@@ -63,7 +64,7 @@ def test_a_new_launch_forgets_the_last():
 
 
 @pytest.mark.parametrize("policy", ["rank", "all"])
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_on_a_simulated_machine_at_most_one_generation_lives(seed: int, policy: str):
     """Through losses, restarts and stops: what has exited never lives again, and the newest only grows."""
     machine = Machine(seed, 4, Restart(policy=policy, startup_max=100))

@@ -3,8 +3,8 @@
 import signal
 
 import msgspec
-import pytest
 from machines import Machine
+from seeds import each
 
 from argosy.core import RankId, WaitStatus
 from argosy.process.run import effects as do
@@ -20,7 +20,7 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each("seed", range(300))
 def test_every_run_ends_with_its_budget_kept_and_can_be_replayed(seed: int):
     machine = Machine(seed, size=1 + seed % 5, restart=POLICIES[seed % len(POLICIES)])
     end = machine.run()

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from seeds import each
 
 from argosy.process.output.lines import BULK, LINE_MAX, Source, is_error
 from argosy.process.output.stream import PENDING_MAX, Merger, Out, Stream
@@ -366,7 +367,7 @@ def some_text(random_: random.Random) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_s1_nothing_is_lost_doubled_or_reordered(seed: int):
     """Random texts, cut anywhere, fed in any interleaving, ranks ending at any time."""
     random_ = random.Random(seed)
@@ -398,7 +399,7 @@ def test_s1_nothing_is_lost_doubled_or_reordered(seed: int):
     assert all(len(out.ranks) == 1 for out in outs if out.stream == "stderr" and b"ERROR:" in out.text)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_every_chunking_gives_the_same_lines(seed: int):
     random_ = random.Random(seed)
     text = some_text(random_) + b"  \r 1%\r 2%\r\n" + some_text(random_) + b"end"

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from seeds import each
 
 from argosy.process.output.logfile import punch_hole
 from argosy.process.output.tail import IDLE_MAX_S, IDLE_MIN_S, READ_MAX, ROUND_MAX, Tail, last_lines
@@ -91,7 +92,7 @@ def test_a_hole_is_skipped_and_told(tail: Tail, tmp_path: Path):
     assert read_all(tail) == b"a" * MB + b"\n... 41 MB of this log were cut here ...\ntail\n"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_zeros_of_a_copied_hole_are_told_once_wherever_they_lie(tail: Tail, tmp_path: Path, seed: int):
     random_ = random.Random(seed)
     before = b"b" * random_.randrange(1, 600_000) + b"\n"

@@ -2,7 +2,7 @@
 
 import random
 
-import pytest
+from seeds import each
 
 from argosy.train.healing import FromDisk, FromPeer, FromPockets, Told, decide_healing
 from argosy.train.rows import Best, Line, Row, WentBack, settle_rows
@@ -55,7 +55,7 @@ def crew(draw: random.Random) -> list[Told]:
     return told
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each("seed", range(300))
 def test_every_decision_can_be_carried_out(seed: int):
     told = crew(random.Random(seed))
     decision = decide_healing(told)
@@ -74,7 +74,7 @@ def test_every_decision_can_be_carried_out(seed: int):
             assert not living or not living[0].copies  # H2
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each("seed", range(100))
 def test_h1_where_copies_live_nothing_is_lost(seed: int):
     draw = random.Random(seed)
     step = draw.randrange(9)
@@ -84,7 +84,7 @@ def test_h1_where_copies_live_nothing_is_lost(seed: int):
     assert decision.step == step
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_rows_are_those_of_a_run_that_never_went_back(seed: int):
     draw = random.Random(seed)
     records: list[Row | WentBack] = []

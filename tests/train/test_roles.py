@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshes import owner
+from seeds import each
 
 from argosy.core import PeerLost
 from argosy.train import read_log
@@ -93,7 +94,7 @@ def fate(seed: int) -> list[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_random_deaths(dock: Path, calm: list[str], seed: int):
     # Where a trainer dies after the vote nobody may have written which items it had.
     assert sail(dock / f"seed{seed}", *fate(seed), unsaid=set(range(STEPS))) == calm

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from seeds import each
 
 from argosy.core import ConfigError
 from argosy.transfer import Blocks, Layout, Split, Tensor, UnalignedBlocks, replicated, reshard, sharded
@@ -22,7 +23,7 @@ def random_layout(dice: random.Random) -> Layout:
     return sharded(shape, mesh, placements)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_each_cell_has_the_scale_of_its_place_in_memory(seed: int):
     dice = random.Random(seed)
     layout = random_layout(dice)
@@ -39,7 +40,7 @@ def test_each_cell_has_the_scale_of_its_place_in_memory(seed: int):
     assert blocking.count == scales.shape[0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_ranks_cells_are_those_of_its_pieces(seed: int):
     layout = random_layout(random.Random(seed))
     whole = np.arange(np.prod(layout.shape)).reshape(layout.shape)

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from seeds import each
 
 from argosy.transfer import (
     ZERO,
@@ -78,7 +79,7 @@ def place(buffer: np.ndarray, piece: Piece, box: Box):
     return spot(buffer.ctypes.data + piece.offset * buffer.itemsize, buffer.itemsize, piece.strides, inside)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@each("seed", range(150))
 def test_a_plan_equals_gather_then_slice(seed: int):
     rng = random.Random(seed)
     shape = tuple(rng.choice([1, 2, 3, 5, 8, 13]) for _ in range(rng.randint(0, 4)))
@@ -122,7 +123,7 @@ def sums_of(full: np.ndarray, box: Box | None = None):
     )[0]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_sums_of_parts_are_the_sum_of_the_whole(seed: int):
     rng = random.Random(seed)
     shape = (rng.randint(1, 40), rng.randint(1, 700), rng.randint(1, 3))

@@ -1,4 +1,4 @@
-"""A small training script as people write them for torchrun: flags from argv, DDP, a spawn DataLoader."""
+"""A small training script as people write them for torchrun: DDP and a DataLoader."""
 
 import os
 import sys
@@ -28,16 +28,7 @@ def main() -> None:
     replica = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(replica.parameters(), lr=1e-2)
     sampler = DistributedSampler(Digits(), seed=1)
-    workers = int(sys.argv[1])
-    context = sys.argv[2] if workers else None
-    loader = DataLoader(
-        Digits(),
-        batch_size=8,
-        sampler=sampler,
-        num_workers=workers,
-        multiprocessing_context=context,
-        persistent_workers=workers > 0,
-    )
+    loader = DataLoader(Digits(), batch_size=8, sampler=sampler)
     loss = torch.zeros(())
     for epoch in range(2):
         sampler.set_epoch(epoch)

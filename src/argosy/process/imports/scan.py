@@ -10,6 +10,7 @@ I4  What cannot be read, parsed or found is passed over; the rank itself will re
 
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -205,9 +206,12 @@ def scan(
         return []
     trains = walk.trains or _needs_torch(walk.finder, {top(entry) for entry in walk.entries} - {"torch"})
     first: tuple[str, ...] = ()
+    entries = walk.entries
     if (walk.torch or trains) and walk.finder.find("torch") is not None:
         first = (*TORCH, DYNAMO) if trains else TORCH
-    return [*sorted(walk.settings.values()), *first, *sorted(walk.entries.difference(first))]
+        # torch has imported most of the standard library: `import json` in an edited script must not cost a new zygote.
+        entries = {entry for entry in entries.difference(first) if top(entry) not in sys.stdlib_module_names}
+    return [*sorted(walk.settings.values()), *first, *sorted(entries)]
 
 
 def _recall(memory: str) -> dict[str, Read]:
