@@ -84,7 +84,7 @@ def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, 
         assert shutil.which(name, path=clone.env["PATH"]) is None
     before = set(clone.cwd.rglob("*"))
     check_the_story(demo(clone, f"PYTHON={sys.executable}"))
-    assert new_files(clone.cwd, before) <= {"runs", ".venv", ".cache", "src", "examples"}
+    assert new_files(clone.cwd, before) <= {"runs", ".venv", ".cache", "src", "examples", "tools"}
     (picture,) = (clone.cwd / "runs").glob("*/loss.svg")
     assert "kill -9 ranks 0 and 3" in picture.read_text()
     why = clone.argosy("why")
