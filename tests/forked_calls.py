@@ -15,7 +15,8 @@ import pytest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
-    "forked_calls", "checkpoint.trainings", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.optim",
+    "forked_calls", "checkpoint.trainings",
+    "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.optim",
 ])  # fmt: skip
 PLACES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 PATIENCE_S = 110.0

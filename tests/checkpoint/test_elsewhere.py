@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import forked_calls
 import pytest
 import torch
-import forked_calls
 from checkpoint.scripts.elsewhere import STAGES, as_rank, network, trained
 from torch import nn
 

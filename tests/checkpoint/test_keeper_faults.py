@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from threading import Event, Thread
 
+import forked_calls
 import numpy as np
 import psutil
 import pytest
-import forked_calls
 from checkpoint.keepers import Run, holdings, wait_for
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, list_steps, restore

@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
+import forked_calls
 import numpy as np
 import psutil
 import pytest
-import forked_calls
 from checkpoint.keepers import Run, holdings, wait_for
 from checkpoint.trainings import is_saved
 

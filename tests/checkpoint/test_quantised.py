@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import forked_calls
 import pytest
 import torch
-import forked_calls
 from checkpoint.coded import Coded, Coder, coded
 from torch import nn
 

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_calls
 import pytest
 import torch
-import forked_calls
 from checkpoint import stubborn
 from torch import nn
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import forked_calls
+import msgspec
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import all_chunks

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked_calls
 import msgspec
 import pytest
 import torch
-import forked_calls
 from torch import nn
 
 import argosy

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import forked_calls
+import numpy as np
 
 from argosy.checkpoint import Keeping, KeepLast, Restored, Saver, StepNotFound, restore
 from argosy.checkpoint.gathering import describe_arrays

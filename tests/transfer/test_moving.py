@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import pytest
 import forked_calls
+import pytest
 from transfer import movers
 
 from argosy.core import ConfigError

@@ -111,7 +111,7 @@ def _set_threads(variables: Mapping[str, str], blas: Sequence[Callable[[int], ob
     asked = variables.get("OMP_NUM_THREADS", "").partition(",")[0]
     if (torch := cast(Any, sys.modules.get("torch"))) is not None:
         wanted = min(int(asked), cores) if asked.isdecimal() and int(asked) > 0 else torch.get_num_threads()
-        # Always: torch replaces a forked thread pool at the next call, and aborts if two threads make that call at once.
+        # Always: torch replaces a forked thread pool at the next call, and aborts if two threads race for that.
         torch.set_num_threads(wanted)
 
 
