@@ -2,13 +2,11 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-from console import Console, Ended, said, until
+from console import Console, said, until
 from daemons import daemon, ranks, run_of
 
 
@@ -29,29 +27,29 @@ def other_run(host: Console) -> Iterator[None]:
 def test_a_rank_is_replaced_while_the_stacks_of_another_run_are_being_taken(host: Console):
     assert host.argosy("run", "-d", "-n", "2", "--name", "mute", "waits.py").code == 0
     mute = [rank.pid for rank in ranks(host, "mute")]
-    answers: list[Ended] = []
+    for pid in mute:  # Stopped, so that they do not answer for themselves.
+        os.kill(pid, signal.SIGSTOP)
     with other_run(host):
-        for pid in mute:
-            os.kill(pid, signal.SIGSTOP)
-        asking = threading.Thread(target=lambda: answers.append(host.argosy("stacks", "mute")))
-        asking.start()
-        spy = until(lambda: stopped_spy(daemon(host, "agent")), "a py-spy that does not answer")
+        agent, spy = daemon(host, "agent"), 0
+        while not spy:
+            asking = host.start("stacks", "mute", out=host.cwd / "stacks")
+            while asking.poll() is None and not (spy := stopped_spy(agent)):
+                pass
         replace_a_rank(host)
-        assert not answers
+        assert asking.poll() is None
         os.kill(spy, signal.SIGKILL)
-        asking.join(60)
-        assert answers[0].code == 0
+        assert asking.wait(60) == 0
         for pid in mute:
             os.kill(pid, signal.SIGCONT)
 
 
 def stopped_spy(agent: int) -> int:
-    """Stop the first py-spy of the agent; 0 if there is none."""
-    with suppress(psutil.Error):
-        for child in psutil.Process(agent).children():
-            if child.name() == "py-spy":
-                child.suspend()
-                return child.pid
+    """Stop a py-spy of the agent, which then never answers; 0 if there is none right now."""
+    with suppress(OSError):
+        for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text() == "py-spy\n":
+                os.kill(int(pid), signal.SIGSTOP)
+                return int(pid)
     return 0
 
 

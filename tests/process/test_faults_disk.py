@@ -2,10 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from console import Console, said, until
+import pytest
+from console import Console, close, said, until
 from daemons import WAITS, daemon, kill, ranks, run_of
 
 from argosy.process.run import facts
@@ -25,11 +28,18 @@ def fill(disk: Path, journal: Path) -> Path:
     return ballast
 
 
+@pytest.fixture
+def console(small_disk: Path, cold_console: Console) -> Iterator[Console]:
+    """A terminal whose runtime directory is on the small disk."""
+    console = replace(cold_console, runtime=small_disk / "r")
+    console.env["ARGOSY_RUNTIME_DIR"] = str(console.runtime)
+    yield console
+    close(console)
+
+
 def test_a_full_disk_under_the_agent_log_is_reported_and_the_log_is_written_later(
     small_disk: Path, console: Console, tmp_path: Path
 ):
-    console.runtime = small_disk / "r"
-    console.env["ARGOSY_RUNTIME_DIR"] = str(console.runtime)
     (tmp_path / "waits.py").write_text(WAITS)
     out = tmp_path / "out"
     client = console.start("run", "-n", "2", "--restart", "rank", "--name", "log", "waits.py", "0", "6", out=out)

@@ -47,19 +47,20 @@ class Adoption:
     def begin(self) -> None:
         """Recall the runs of an earlier agent, take their processes over, and do what it did not live to do (P5)."""
         exits = self._exits()
-        recalled = recall(self._agent.runtime)
-        for run, remembered in recalled.items():
+        for run, remembered in recall(self._agent.runtime).items():
             running = self._take_over(run, remembered)
-            for child in [] if remembered.trouble else list(running.children.values()):
-                self._take_in(running, child, exits)
-        self.learn(self._agent.inherited)
-        for run, remembered in recalled.items():
-            running = self._agent.runs[run]
-            if remembered.trouble:
+            if remembered.trouble:  # One run that cannot be carried on must not take the others along.
+                running.state = msgspec.structs.replace(running.state, ended=True)
                 running.finish(1, f"the agent cannot carry it on: {remembered.trouble}")
                 continue
-            running.feed(root.Recovered())
-            if running.launch.kind == "program" and not running.state.began:
+            running.feed(root.Recovered())  # First of all: it asks for what was decided before, and for nothing else.
+            for child in list(running.children.values()):
+                self._take_in(running, child, exits)
+        self.learn(self._agent.inherited)
+        for running in [run for run in self._agent.runs.values() if run.launch.kind == "program"]:
+            if running.state.began:
+                running.start_waiting(running.doubtful)
+            else:
                 running.feed(root.Begin())
         for name in list(self._agent.shelf):  # Of runs that were never accepted, or are over.
             os.close(self._agent.shelf.pop(name))
@@ -104,10 +105,7 @@ class Adoption:
         running = Running(agent, run, launched.number, launched.launch, fds or [seal_environment({}, {})])
         running.environment_lost = lost
         running.record.started_at = launched.started_at
-        # One run that cannot be carried on must not take the others along.
-        running.state = msgspec.structs.replace(
-            remembered.state, ended=remembered.state.ended or bool(remembered.trouble)
-        )
+        running.state = remembered.state
         for rank, child in remembered.children.items():
             if child.what == "store":
                 if rank.generation == running.state.store:

@@ -69,6 +69,8 @@ class Running:
         self.state = root.new_run(number, launch.dims, launch.restart, launch.grace_s, launch.size)
         self.children: dict[RankId, Child] = {}
         self.started_at: dict[RankId, float] = {}
+        self.doubtful: Sequence[RankId] = ()
+        """Ranks that an earlier agent may have started: whoever can tell is asked, then they are started."""
         self.pages: dict[RankId, Page] = {}
         self.oom: dict[RankId, list[OomSample]] = {}
         self.oom_samples = OomSamples()
@@ -123,7 +125,7 @@ class Running:
             self.release_listener()
         if self.state.began:
             self.watch_store()
-            self.start_waiting()
+            self.start_waiting(self.waiting)
         else:
             self.feed(root.Begin())
 
@@ -147,14 +149,13 @@ class Running:
         """Those ranks."""
         return [self.state.rank(slot.index) for slot in self.state.slots if slot.starting]
 
-    def start_waiting(self) -> None:
-        """Start the ranks that were asked for and never came: whoever was to start them is gone.
+    def start_waiting(self, ranks: Sequence[RankId]) -> None:
+        """Start those of `ranks` that were asked for and never came: whoever was to start them is gone.
 
         One that came into being without anybody being told is killed first (P2).
         """
-        waiting = self.waiting
-        zygote_missing = self.forks and self.zygote is None and self.state.final is None  # The next one calls again.
-        if not waiting or zygote_missing or self.starting_again:
+        waiting = [rank for rank in ranks if self.awaits(rank)]
+        if not waiting or self.starting_again:
             return
 
         def swept(_: object) -> None:
@@ -180,8 +181,10 @@ class Running:
         match effect:
             case do.OpenStore(generation):
                 self.open_store(generation)
-            case do.Start(ranks, again):
-                self.start_waiting() if again else self.start(ranks)
+            case do.Start(ranks, again=False):
+                self.start(ranks)
+            case do.Start(ranks):
+                self.doubtful = ranks
             case do.Signal(ranks, number):
                 for rank in ranks:
                     if (child := self.children.get(rank)) is not None:
