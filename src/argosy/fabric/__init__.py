@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 from argosy.fabric.host_identity import host_id
 from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
-from argosy.fabric.paths import (
-    cache_dir,
-    runtime_dir,
-    shared_memory_dir,
-    shared_memory_path,
-    state_dir,
-    sync_directory,
-)
+from argosy.fabric.paths import cache_dir, runtime_dir, shared_memory_dir, shared_memory_path, state_dir, sync_directory
 from argosy.fabric.rank_place import Arrive, Assist, Released, here
 
 if TYPE_CHECKING:
