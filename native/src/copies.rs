@@ -1,4 +1,4 @@
-//! Copies of memory, also past the caches. No Python in here.
+//! Copy memory through or past the caches. No Python in here.
 
 /// # Safety
 /// Both are good for `bytes` bytes; they may overlap.
@@ -6,7 +6,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     std::ptr::copy(from, to, bytes);
 }
 
-/// Copy what will not be read soon: the destination is not fetched before it is written, nor kept in a cache.
+/// Copy without filling the caches, for a destination that will not be read soon.
 ///
 /// # Safety
 /// Both are good for `bytes` bytes and do not overlap.

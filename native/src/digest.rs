@@ -1,18 +1,18 @@
 //! Copy strided boxes and sum their keyed digest in the same pass. No Python in here.
 //!
 //! Word i (32 bits) of the row-major tensor contributes `x_i * k[i mod 1024] * r(i div 1024)` modulo 2^64, with two
-//! sets of keys. Bytes of a word that are not there count as zero, so sums of disjoint boxes add up.
+//! sets of keys. Missing bytes of a word count as zero, so the sums of disjoint boxes add up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 const WORDS: usize = 1024;
 const BLOCK: usize = 4 * WORDS;
-/// How many bytes ahead memory is asked for.
+/// How many bytes ahead memory is prefetched.
 const AHEAD: usize = 2048;
 
 pub struct Keys {
-    /// One more than is used: the odd keys of a vector are loaded from one word further on.
+    /// One more than used: the odd keys of a vector are loaded from the next word on.
     words: [[u32; WORDS + 8]; 2],
 }
 
@@ -136,7 +136,7 @@ unsafe fn words_plain(source: *const u8, destination: *mut u8, first: usize, cou
 #[target_feature(enable = "avx2")]
 unsafe fn words_avx2(source: *const u8, destination: *mut u8, first: usize, count: usize) -> Sums {
     use std::arch::x86_64::*;
-    // Stores that bypass the cache need an aligned address: the words before it are done one by one.
+    // Stores that bypass the cache need an aligned address: the words before it are stored one by one.
     let before = if destination.is_null() { 0 } else { destination.align_offset(32) };
     let streams = !destination.is_null() && before % 4 == 0;
     let head = if streams { (before / 4).min(count) } else { 0 };
@@ -262,8 +262,8 @@ pub unsafe fn perform_moved(job: &Job, base: usize) -> Sums {
     sums
 }
 
-/// Perform all jobs on up to `threads` threads; sums in the order of the jobs. One thread counts in `done` how many of
-/// them are complete, in their order; several say so at the end.
+/// Perform all jobs on up to `threads` threads; returns the sums in the order of the jobs. One thread counts complete
+/// jobs in `done`, in their order; several threads set it at the end.
 ///
 /// # Safety
 /// As `perform`, for each job; no destination may overlap another job's memory.
@@ -305,7 +305,7 @@ pub unsafe fn perform_all(jobs: &[Job], threads: usize, done: &AtomicU64) -> Vec
     sums
 }
 
-/// Call `run` here and on up to `more` threads: fewer where the system has none to give.
+/// Call `run` here and on up to `more` threads, fewer if the system refuses to start them.
 pub fn on_threads(more: usize, run: &(dyn Fn() + Sync)) {
     std::thread::scope(|scope| {
         for _ in 0..more {
@@ -317,7 +317,7 @@ pub fn on_threads(more: usize, run: &(dyn Fn() + Sync)) {
     });
 }
 
-/// Streamed stores are seen by others only behind a fence of the thread that made them.
+/// Other threads see streamed stores only after a fence of the thread that made them.
 fn fence_streams() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has it.

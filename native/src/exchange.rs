@@ -1,11 +1,11 @@
 //! Collective operations through the slots of a shared segment. No Python in here.
 //!
-//! An operation is one arrival of all ranks, before which each has filled its window of slots, and after which
-//! pieces flow: a rank fills slots whose piece all have taken, makes its share of a piece that all have filled,
-//! and takes what all have made. Nobody waits while there is anything to do, so a rank that gets a core uses it.
+//! Before all ranks arrive at an operation, each fills its window of slots. After the arrival the pieces flow: a rank
+//! fills a slot again when all have taken its piece, makes its share of a piece when all have filled it, and takes a
+//! piece when all have made it. A rank waits only if it can do none of these.
 //!
-//! E1  An operation that fits the window and makes nothing (barrier, vote) ends with its arrival: all or none.
-//! E2  Operations use two windows in turn: who has passed an arrival knows that the one before it is over.
+//! E1  An operation that fits the window and makes nothing (barrier, vote) ends with its arrival: for all or none.
+//! E2  Operations use two windows in turn: a rank that has passed an arrival knows that the operation before is over.
 
 use crate::copies::{copy, copy_past_cache};
 use crate::reduce::{reduce, width, Operation};
@@ -13,9 +13,9 @@ use crate::segment::{reached, Broken, Counter, Patience, Segment, HEAD_BYTES};
 
 /// Bytes of a head that must be the same on all ranks.
 const CHECKED_BYTES: usize = 32;
-/// Up to here every rank reduces all of it, which saves a wait.
+/// Up to this size every rank reduces the whole, which saves a wait.
 const SMALL_BYTES: usize = 16 << 10;
-/// From here on a result does not fit the caches.
+/// From this size on a result does not fit the caches.
 const LARGE_BYTES: usize = 8 << 20;
 const LINE: usize = 64;
 
@@ -39,7 +39,7 @@ pub struct Exchange<'a, I: FnMut() -> bool> {
     receives: &'a [Part],
     patience: Patience<I>,
     stage: u32,
-    /// Bytes of a piece that goes to one rank, or to all.
+    /// Bytes of a piece for one rank, or for all ranks.
     room: usize,
     large: bool,
 }
@@ -60,7 +60,7 @@ struct Flow {
 }
 
 impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
-    /// `None` if the head or the parts are no operation that exists.
+    /// `None` if the head and the parts do not describe a valid operation.
     pub fn new(
         segment: Segment,
         head: &[u8],
@@ -125,7 +125,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         lengths.add(index).read()
     }
 
-    /// The longest part of any rank, or the finding, the same on all ranks, that they do not want the same.
+    /// Return the longest part of any rank, or a mismatch, which all ranks find alike.
     unsafe fn agree(&self) -> Result<usize, Broken> {
         let size = self.segment.size;
         let checked = |rank| std::slice::from_raw_parts(self.segment.head(rank, self.stage), CHECKED_BYTES);
@@ -145,7 +145,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         Ok(longest as usize)
     }
 
-    /// How many pieces may be filled and not taken: a broadcast uses the slots of all ranks, which are idle.
+    /// How many pieces may be filled and not yet taken: a broadcast also uses the idle slots of the other ranks.
     fn window(&self) -> usize {
         self.segment.window * if self.kind == Kind::Broadcast { self.segment.size } else { 1 }
     }
@@ -196,14 +196,14 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
             }
             flow.publish(&self.segment);
             flow.untold += 1;
-            // Sleepers are woken for a part of a window, or when this rank stops: not for every piece.
+            // Wake sleepers after a part of a window, or when this rank stops: not for every piece.
             if flow.untold > self.segment.window {
                 flow.tell(&self.segment);
             }
         }
     }
 
-    /// Where rank `index` works in a piece of `bytes` bytes.
+    /// The range that rank `index` reduces of a piece of `bytes` bytes.
     fn share(&self, index: usize, bytes: usize) -> (usize, usize) {
         let step = bytes.div_ceil(self.segment.size).next_multiple_of(LINE);
         let from = (step * index).min(bytes);
@@ -217,7 +217,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
         match self.kind {
             Kind::AllReduce => {
                 let (from, bytes) = slice(self.sends[0], index, self.room);
-                // Its own share a rank reads from the tensor itself.
+                // A rank reads its own share from the tensor itself.
                 let (at, own) =
                     if self.is_small(self.sends[0].1) { (bytes, 0) } else { self.share(rank, bytes) };
                 copy(from as *const u8, slot, at);
@@ -228,7 +228,7 @@ impl<'a, I: FnMut() -> bool> Exchange<'a, I> {
                 copy(from as *const u8, self.segment.slot_of(index % size, self.stage, index / size), bytes);
             }
             Kind::AllGather => {
-                // What goes to one goes to all; a group of one sends nothing.
+                // All ranks get the same bytes; a group of one sends nothing.
                 let others = self.sends.iter().enumerate().filter(|&(other, _)| other != rank);
                 if let Some(&part) = others.map(|(_, part)| part).max_by_key(|part| part.1) {
                     let (from, bytes) = slice(part, index, self.room);
@@ -337,13 +337,13 @@ impl Flow {
         self.filled == self.count && self.taken == self.count && (!self.makes || self.made == self.count)
     }
 
-    /// What all ranks have done at least; ranks that need no counter count as ready.
+    /// The minimum of a counter over all ranks; ranks that do not need it count as ready.
     fn least(&self, segment: &Segment, counter: Counter, known: usize) -> usize {
         let of = |rank| segment.count(rank, counter).wrapping_sub(self.base) as i32;
         known.max((0..segment.size).map(of).min().unwrap_or(0).max(0) as usize)
     }
 
-    /// Read again how far the others are; true if this rank can do something now.
+    /// Read the others' counters again; true if this rank can do something now.
     fn look(&mut self, segment: &Segment) -> bool {
         self.all_filled = self.least(segment, Counter::Filled, self.all_filled);
         self.all_taken = self.least(segment, Counter::Taken, self.all_taken);

@@ -1,4 +1,4 @@
-//! Read and write files at many places from several threads; what is read is copied and summed on the way. No Python.
+//! Read and write files at many offsets from several threads; the bytes read are copied and summed. No Python in here.
 
 use std::alloc::{alloc, dealloc, Layout};
 use std::io::{Error, ErrorKind, Result};
@@ -9,10 +9,10 @@ use crate::digest::{on_threads, perform_moved, Job, Sums};
 use crate::peers::Send as Sending;
 
 const ALIGNMENT: usize = 4096;
-/// Of large pages, of which a disk fills the same bytes in fewer pieces: up to three times as fast.
+/// The alignment of buffers to large pages, which a disk fills in fewer pieces: up to three times as fast.
 const LARGE: usize = 2 << 20;
 
-/// `length` bytes at `address` go to `offset` of a file.
+/// Write `length` bytes at `address` to `offset` of a file.
 #[derive(Clone, Copy)]
 pub struct Write {
     pub fd: i32,
@@ -21,7 +21,7 @@ pub struct Write {
     pub length: usize,
 }
 
-/// `length` bytes at `offset` of a file are read; if at least `needed` came, `jobs` and `sends` are performed on them.
+/// Read `length` bytes at `offset` of a file; if at least `needed` were read, perform `jobs` and `sends` on them.
 #[derive(Clone, Copy)]
 pub struct Read {
     pub fd: i32,
@@ -102,7 +102,7 @@ impl Buffer {
         }
         #[cfg(target_os = "linux")]
         if alignment == LARGE {
-            // SAFETY: advice about memory that was just allocated; where there are no large pages it is refused.
+            // SAFETY: advice about memory that was just allocated; a system without large pages refuses it.
             unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         Ok(Buffer { start, layout })
@@ -116,13 +116,13 @@ impl Drop for Buffer {
     }
 }
 
-// SAFETY: the memory belongs to whoever holds the buffer.
+// SAFETY: the memory belongs to the holder of the buffer.
 unsafe impl Send for Buffer {}
 
-/// Perform the reads; returns how many bytes each gave, and the sums of every job (zeros where it was not performed).
+/// Perform the reads; returns the bytes of each, and the sums of every job (zeros if it was not performed).
 ///
 /// # Safety
-/// The destinations of all jobs must be valid and not overlap; sources are offsets into what is read.
+/// The destinations of all jobs must be valid and not overlap; sources are offsets into the bytes read.
 pub unsafe fn read_all(
     reads: &[Read],
     jobs: &[Job],
@@ -146,7 +146,7 @@ pub unsafe fn read_all(
         counts[i].store(count, Ordering::Relaxed);
         if count >= read.needed {
             let mine = &jobs[read.first_job..read.first_job + read.jobs];
-            // SAFETY: the caller's promise; sources are moved into the buffer, which holds what was read.
+            // SAFETY: the caller's promise; sources are moved into the buffer, which holds the bytes read.
             let found: Vec<Sums> =
                 mine.iter().map(|job| unsafe { perform_moved(job, buffer.start as usize) }).collect();
             let mut all = sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -18,20 +18,20 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// PyO3's own translation loses `errno`, by which callers decide.
+/// PyO3's own translation loses `errno`, which callers need.
 fn os_error(error: std::io::Error) -> PyErr {
     let text = error.to_string();
     let message = text.split(" (os error").next().unwrap_or_default().to_owned();
     PyOSError::new_err((error.raw_os_error(), message))
 }
 
-/// Give back the disk blocks of `length` bytes at `offset`; they read as zeros, the file's size stays.
+/// Free the disk blocks of `length` bytes at `offset`; they read as zeros, and the file's size stays.
 #[pyfunction]
 fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
     py.detach(|| syscalls::punch_hole(fd, offset, length)).map_err(os_error)
 }
 
-/// The wait status of the process behind `pidfd`, whoever reaped it; None if the kernel cannot tell.
+/// Return the wait status of the process behind `pidfd`, even if it was reaped; None if unknown.
 #[pyfunction]
 fn pidfd_exit_status(py: Python<'_>, pidfd: i32) -> PyResult<Option<i32>> {
     py.detach(|| syscalls::pidfd_exit_status(pidfd)).map_err(os_error)
@@ -41,7 +41,7 @@ fn pidfd_exit_status(py: Python<'_>, pidfd: i32) -> PyResult<Option<i32>> {
 ///
 /// A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
 /// then three strides each of source, destination and logical position. The caller keeps the memory alive.
-/// If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
+/// If `progress` is an address, the number of complete records is stored there (uint64); one thread keeps their order.
 #[pyfunction]
 fn copy_digest<'py>(
     py: Python<'py>,
@@ -88,11 +88,11 @@ fn write_files(py: Python<'_>, table: &[u8], threads: usize) -> PyResult<()> {
     py.detach(|| unsafe { files::write_all(&writes, threads) }).map_err(os_error)
 }
 
-/// Read files from several threads, and copy and sum what was read: `reads` has records of 8 int64, (descriptor,
-/// offset, length, bytes needed, first job, jobs, first send, sends); `jobs` those of `copy_digest` and `sends` those
-/// of `write_memory`, sources counted from what was read.
+/// Read files from several threads, and copy and sum the bytes: `reads` has records of 8 int64, (descriptor, offset,
+/// length, bytes needed, first job, jobs, first send, sends); `jobs` has those of `copy_digest`, `sends` those of
+/// `write_memory`, with sources as offsets into the bytes read.
 ///
-/// Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
+/// Returns 8 bytes for each read, the number of bytes read, then 16 for each job: zeros if too little was read.
 #[pyfunction]
 fn read_files<'py>(
     py: Python<'py>,
@@ -132,10 +132,10 @@ fn sendings(table: &[u8]) -> PyResult<Vec<peers::Send>> {
     Ok(table.chunks_exact(peers::SEND_BYTES).map(peers::Send::parse).collect())
 }
 
-/// Copy boxes into the memory of other processes: records of 20 int64, (process, descriptor of it, address there of
-/// its gate, address here of a count), then those of `copy_digest`, whose destination is an address of that process.
-/// The count is of threads that write just now. One that has ended is an OSError (ESRCH), one whose gate is not 1 is
-/// one too (ECANCELED).
+/// Copy boxes into the memory of other processes: records of 20 int64, (process, its pidfd, the address of its gate
+/// there, the address of a count here), then those of `copy_digest`, with a destination in that process. The count is
+/// the number of threads that are writing. A process that has ended is an OSError (ESRCH), and so is one whose gate is
+/// not 1 (ECANCELED).
 #[pyfunction]
 fn write_memory(py: Python<'_>, table: &[u8]) -> PyResult<()> {
     let sends = sendings(table)?;
@@ -143,14 +143,14 @@ fn write_memory(py: Python<'_>, table: &[u8]) -> PyResult<()> {
     py.detach(|| sends.iter().try_for_each(|send| unsafe { send.perform(0) })).map_err(os_error)
 }
 
-/// `length` bytes at `address` of process `pid`.
+/// Return `length` bytes at `address` of process `pid`.
 #[pyfunction]
 fn read_memory(py: Python<'_>, pid: i32, address: usize, length: usize) -> PyResult<Bound<'_, PyBytes>> {
     let found = py.detach(|| peers::read(pid, address, length)).map_err(os_error)?;
     Ok(PyBytes::new(py, &found))
 }
 
-/// Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline.
+/// Run the collective that `head` describes; returns 0 or why it failed: 1 abort, 2 mismatch, 3 deadline.
 #[pyfunction]
 fn run_collective(
     py: Python<'_>,
@@ -165,7 +165,7 @@ fn run_collective(
         Duration::try_from_secs_f64(timeout_s).ok().and_then(|time| Instant::now().checked_add(time));
     let mut failure: Option<PyErr> = None;
     let outcome = py.detach(|| {
-        // Signals are the main thread's, and no other may wait for the GIL while its peers wait for it.
+        // Only the main thread handles signals; no other may wait for the GIL while peers wait for its rank.
         let is_main = syscalls::is_main_thread();
         let interrupted = || {
             failure = if is_main { Python::attach(|py| py.check_signals()).err() } else { None };
@@ -188,7 +188,7 @@ fn run_collective(
     }
 }
 
-/// Break every wait in a segment, now and later, for the reason `code`; false if it was broken before.
+/// End every wait in a segment, now and later, for the reason `code`; False if it was aborted before.
 #[pyfunction]
 fn abort_segment(segment: usize, code: u32) -> bool {
     // SAFETY: the caller holds the mapping.

@@ -5,19 +5,19 @@ use std::sync::atomic::{fence, AtomicU64, Ordering};
 
 use crate::digest::{Job, JOB_BYTES};
 
-/// How many runs go to the kernel at a time; it takes 1,024.
+/// How many runs are passed to the kernel at a time; it accepts 1,024.
 const RUNS: usize = 512;
 pub const SEND_BYTES: usize = 32 + JOB_BYTES;
-/// What a process has at its gate while others may write to it.
+/// The value of a process's gate while others may write to its memory.
 const OPEN: u64 = 1;
 
 /// A copy into the memory of process `pid`, which `pidfd` refers to.
 pub struct Send {
     pid: i32,
     pidfd: i32,
-    /// Where in that process it is said whether others may write.
+    /// The address of the gate in that process.
     gate: usize,
-    /// Where in this process it is counted how many threads write.
+    /// The address in this process of the number of threads that are writing.
     busy: usize,
     job: Job,
 }
@@ -63,7 +63,7 @@ impl Send {
         }
         // SAFETY: the caller's promise.
         let busy = unsafe { AtomicU64::from_ptr(self.busy as *mut u64) };
-        // Who closes its gate looks at this count then: it sees that we write, or we see that it is closed.
+        // A process that closes its gate then reads this count: it sees the write, or this thread sees the closed gate.
         busy.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let outcome = self.write_if_open(own, others, wanted);
@@ -79,7 +79,7 @@ impl Send {
         if u64::from_le_bytes(gate) != OPEN {
             return Err(Error::from_raw_os_error(libc::ECANCELED));
         }
-        // A pid is not given to another process before all the others were: not between the look and the call.
+        // The kernel reuses a pid only after all others, so not between the check and the call.
         let [from, to] = [own, others].map(|spans| spans.len() as libc::c_ulong);
         // SAFETY: `own` is memory of ours; the kernel checks the addresses of the other process.
         let written =
@@ -96,7 +96,7 @@ fn span(address: usize, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
 }
 
-/// Add a span; one that follows the last is made part of it, which the kernel copies faster.
+/// Add a span, or extend the last one if it follows directly, which the kernel copies faster.
 fn join(spans: &mut Vec<libc::iovec>, address: usize, length: usize) {
     match spans.last_mut() {
         Some(last) if last.iov_base as usize + last.iov_len == address => last.iov_len += length,
@@ -104,7 +104,7 @@ fn join(spans: &mut Vec<libc::iovec>, address: usize, length: usize) {
     }
 }
 
-/// A descriptor of a process can be read from when it has ended.
+/// Whether the process has ended: then its pidfd is readable.
 fn has_ended(pidfd: i32) -> bool {
     let mut look = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, on the stack.

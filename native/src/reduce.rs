@@ -5,7 +5,7 @@
 
 const BLOCK: usize = 512;
 
-/// Numbered as in `argosy.collective.wire`.
+/// Numbered as in `argosy.collective.request`.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Operation {
     Sum,
@@ -205,7 +205,7 @@ pub fn width(code: u8) -> Option<usize> {
     [4, 8, 2, 2, 1, 1, 4, 8].get(code as usize).copied()
 }
 
-/// Reduce `bytes` bytes of each source into `out`; false if the type does not know the operation.
+/// Reduce `bytes` bytes of each source into `out`; false if the type does not have the operation.
 ///
 /// # Safety
 /// All pointers are good for `bytes` bytes; `out` may be one of the sources, else it overlaps none.

@@ -1,9 +1,9 @@
-//! The shared segment of a process group: where its words are, and how ranks wait for each other in it.
+//! The shared segment of a process group: its layout, and how ranks wait for each other in it.
 //!
 //! `argosy.collective.segment` and `argosy._exchange` have the same layout in Python. No Python in here.
 //!
-//! S1  The word of arrivals also holds the abort: after an abort nobody arrives any more, so all survivors see
-//!     the same end of a stage.
+//! S1  One word holds the arrivals and the abort: after an abort no rank arrives, so all survivors see the same end
+//!     of a stage.
 
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub const ABORT_DEADLINE: u32 = 0xFFFF_FFFE;
 const SLEEP: Duration = Duration::from_millis(20);
 const YIELDS: usize = 12;
 
-/// How a wait ended other than by what was waited for.
+/// Why a wait ended without success.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Broken {
     Aborted = 1,
@@ -30,7 +30,7 @@ pub enum Broken {
     Interrupted = 4,
 }
 
-/// What a rank counts of the pieces that it moved since the segment was made, modulo 2^32.
+/// The counters of a rank: the pieces that it moved since the segment was made, modulo 2^32.
 #[derive(Clone, Copy)]
 pub enum Counter {
     Filled,
@@ -38,7 +38,7 @@ pub enum Counter {
     Taken,
 }
 
-/// Until when to wait, and whom to ask meanwhile whether to go on.
+/// Until when to wait, and a callback that can end the wait.
 pub struct Patience<I: FnMut() -> bool> {
     pub deadline: Option<Instant>,
     pub interrupted: I,
@@ -49,7 +49,7 @@ pub struct Segment {
     address: usize,
     pub size: usize,
     pub rank: usize,
-    /// Bytes of a slot, and how many slots a rank has for one operation; the next one uses as many others.
+    /// Bytes of a slot, and how many slots a rank has for one operation; the next operation uses the other window.
     pub slot: usize,
     pub window: usize,
     stride: usize,
@@ -104,12 +104,12 @@ impl Segment {
         (self.address + self.region(rank) + heads + place * self.slot) as *mut u8
     }
 
-    /// The description of what `rank` wants in `stage`: head, then lengths of what it sends and receives.
+    /// The request of `rank` in `stage`: the head, then the sizes that it sends and receives.
     pub fn head(&self, rank: usize, stage: u32) -> *mut u8 {
         (self.address + self.region(rank) + HEADS_AT + (stage % 2) as usize * self.head_stride) as *mut u8
     }
 
-    /// Say which head is the newest, for those who explain a hang.
+    /// Record which head is the newest, to explain a hang.
     pub fn note_head(&self, stage: u32) {
         self.word(self.region(self.rank) + LAST_HEAD_AT).store(stage % 2, SeqCst);
     }
@@ -126,7 +126,7 @@ impl Segment {
         self.state().load(SeqCst) >> 32 != 0
     }
 
-    /// Break every wait in the segment, now and later. The first reason stays: true if it is this one.
+    /// End every wait in the segment, now and later. The first reason stays; true if it is this one.
     pub fn abort(&self, code: u32) -> bool {
         let put = |state: u64| (state >> 32 == 0).then_some(state | (code as u64) << 32);
         let won = self.state().fetch_update(SeqCst, SeqCst, put).is_ok();
@@ -135,7 +135,7 @@ impl Segment {
         won
     }
 
-    /// Wake those who sleep, to look at what has changed.
+    /// Wake the sleeping ranks.
     pub fn ring(&self) {
         fence(SeqCst);
         if self.word(SLEEPERS_AT).load(SeqCst) != 0 {
@@ -144,7 +144,7 @@ impl Segment {
         }
     }
 
-    /// Arrive at the end of `stage` and wait until all ranks did.
+    /// Arrive at the end of `stage` and wait until all ranks have.
     pub fn arrive<I: FnMut() -> bool>(&self, stage: u32, patience: &mut Patience<I>) -> Result<(), Broken> {
         let next = stage.wrapping_add(1);
         let all = next.wrapping_mul(self.size as u32);
@@ -159,7 +159,7 @@ impl Segment {
         self.wait(complete, patience)
     }
 
-    /// Wait until `done`, which counts more than an abort.
+    /// Wait until `done`, even if the segment is aborted meanwhile.
     pub fn wait<I: FnMut() -> bool>(
         &self,
         done: impl Fn() -> bool,
@@ -193,7 +193,7 @@ impl Segment {
                 return if done() { Ok(()) } else { Err(Broken::Aborted) };
             }
             let left = patience.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            // Who gives up ends the stage for all: one that arrives after that is told, too.
+            // A rank that gives up ends the stage for all, also for ranks that arrive later.
             let gives_up = match left {
                 Some(left) if left.is_zero() => Some((ABORT_DEADLINE, Broken::Deadline)),
                 _ if sleeps % 8 == 0 && (patience.interrupted)() => {

@@ -43,7 +43,7 @@ pub fn pidfd_exit_status(pidfd: i32) -> Result<Option<i32>> {
     }
     let error = Error::last_os_error();
     match error.raw_os_error() {
-        // Kernels before 6.13 know no such request, those before 6.15 keep nothing of a reaped process.
+        // Kernels before 6.13 have no such request; those before 6.15 forget a reaped process.
         Some(libc::ENOTTY | libc::EINVAL | libc::ESRCH) => Ok(None),
         _ => Err(error),
     }

@@ -1,7 +1,7 @@
-"""Collective operations through a shared segment, in Python: what the Rust engine is compared with.
+"""Collective operations through a shared segment, in Python: the reference of the Rust engine.
 
-The layout and the counters are those of native/src/segment.rs and exchange.rs; it waits by polling, and moves one
-piece after the other. Torch is imported when a reduction is asked for, because numpy has no bfloat16.
+It has the layout and the counters of native/src/segment.rs and exchange.rs, but waits by polling, and moves one piece
+after another. It reduces with torch, which is imported on first use, because numpy has no bfloat16.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ ABORTED, MISMATCH, DEADLINE = 1, 2, 3
 ABORT_DEADLINE = 0xFFFFFFFE
 
 _ALL_REDUCE, _REDUCE_SCATTER, _, _ALL_GATHER, _BROADCAST = range(5)
-_SHARED = (_ALL_GATHER, _BROADCAST)  # what goes to one goes to all
+_SHARED = (_ALL_GATHER, _BROADCAST)  # All ranks get the same bytes.
 _FILLED, _MADE, _TAKEN = range(3)
 ELEMENTS = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 """The element types that can be reduced, in the order of native/src/reduce.rs."""
@@ -30,11 +30,11 @@ Part = tuple[int, int]
 """Address and length of a piece of memory."""
 
 
-class Broken(Exception):
-    """The operation ended without its result; the argument is the code that the caller sees."""
+class CollectiveFailed(Exception):
+    """The operation failed; the argument is the code that `run_collective` returns."""
 
 
-class Segment:
+class SegmentView:
     """One rank's view of a mapped segment."""
 
     def __init__(self, address: int, rank: int) -> None:
@@ -69,7 +69,7 @@ class Segment:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """Hold what only one process can, and loses when it dies: an address named after the segment."""
+        """Hold a lock that a dying process loses: the socket address named after the segment."""
         name = b"\0argosy-segment-" + ctypes.string_at(self.address + 40, 16)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
             while True:
@@ -93,27 +93,27 @@ class Segment:
             return True
 
     def arrive(self, stage: int, deadline: float) -> None:
-        """Arrive at the end of `stage` and wait until all ranks did; nobody arrives after an abort."""
+        """Arrive at the end of `stage` and wait until all ranks have; no rank arrives after an abort."""
         after = (stage + 1) & 0xFFFFFFFF
         with self._alone():
             if self.is_aborted():
-                raise Broken(ABORTED)
+                raise CollectiveFailed(ABORTED)
             self._state.value = (self._state.value + 1) & 0xFFFFFFFF
         self._word(self._region(self.rank)).value = after
         self.wait(lambda: _reached(self._state.value, after * self.size), deadline)
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
-        """Wait until `done`, which counts more than an abort."""
+        """Wait until `done`, even if the segment is aborted meanwhile."""
         while not done():
             if self.is_aborted():
                 if done():
                     return
-                raise Broken(ABORTED)
+                raise CollectiveFailed(ABORTED)
             if time.monotonic() > deadline:
                 won = self.abort(ABORT_DEADLINE)
                 if done():
                     return
-                raise Broken(DEADLINE if won else ABORTED)
+                raise CollectiveFailed(DEADLINE if won else ABORTED)
             time.sleep(_POLL_S)
 
 
@@ -121,7 +121,7 @@ class Exchange:
     """One operation of one rank."""
 
     def __init__(
-        self, segment: Segment, head: bytes, sends: Sequence[Part], receives: Sequence[Part], deadline: float
+        self, segment: SegmentView, head: bytes, sends: Sequence[Part], receives: Sequence[Part], deadline: float
     ) -> None:
         self.segment, self.head, self.deadline = segment, head, deadline
         self.kind, self.element, self.operation = head[:3]
@@ -133,7 +133,7 @@ class Exchange:
     def run(self) -> None:
         segment = self.segment
         if segment.is_aborted():
-            raise Broken(ABORTED)
+            raise CollectiveFailed(ABORTED)
         self._describe()
         given = max(part[1] for part in self.sends)
         for index in range(min(segment.window, -(-given // self.room))):
@@ -142,7 +142,7 @@ class Exchange:
         self._flow(-(-self._agree() // self.room))
 
     def _flow(self, count: int) -> None:
-        """Take piece after piece, and fill its slot again when all have taken it."""
+        """Take one piece after another, and fill its slot again when all ranks have taken it."""
         segment = self.segment
         base = segment.counter(segment.rank, _TAKEN).value
         for index in range(count):
@@ -169,15 +169,15 @@ class Exchange:
         self.segment.note_head(self.stage)
 
     def _agree(self) -> int:
-        """Return the longest part of any rank, or find, as all ranks do, that they do not want the same."""
+        """Return the longest part of any rank, or raise a mismatch, which all ranks find alike."""
         size = self.segment.size
         raw = [ctypes.string_at(self.segment.head(rank, self.stage), HEAD_BYTES + 16 * size) for rank in range(size)]
         lengths = [memoryview(head)[HEAD_BYTES:].cast("Q") for head in raw]
         if any(head[:CHECKED_BYTES] != raw[0][:CHECKED_BYTES] for head in raw):
-            raise Broken(MISMATCH)
+            raise CollectiveFailed(MISMATCH)
         pairs = [(rank, other) for rank in range(size) for other in range(size)]
         if any(lengths[rank][other] != lengths[other][size + rank] for rank, other in pairs):
-            raise Broken(MISMATCH)
+            raise CollectiveFailed(MISMATCH)
         return max(lengths[rank][other] for rank, other in pairs)
 
     def _fill(self, index: int) -> None:
@@ -250,7 +250,7 @@ def reduce(element: int, operation: int, sources: list[int], out: int, length: i
 def run_collective(
     segment: int, rank: int, head: bytes, sends: Sequence[Part], receives: Sequence[Part], timeout_s: float
 ) -> int:
-    view = Segment(segment, rank)
+    view = SegmentView(segment, rank)
     count = 1 if head[0] == _ALL_REDUCE else view.size
     reduces = head[0] in (_ALL_REDUCE, _REDUCE_SCATTER)
     known = head[0] <= _BROADCAST and head[2] < len(_COMBINE) and (not reduces or head[1] < len(ELEMENTS))
@@ -258,6 +258,6 @@ def run_collective(
         raise ValueError("no such collective operation")
     try:
         Exchange(view, head, sends, receives, time.monotonic() + timeout_s).run()
-    except Broken as broken:
+    except CollectiveFailed as broken:
         return int(broken.args[0])
     return 0

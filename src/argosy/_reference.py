@@ -1,4 +1,4 @@
-"""The functions of `_native` in Python: what tests compare it with, and what serves where it is not built."""
+"""The functions of `_native` in Python: the tests compare both, and this one is used where `_native` is not built."""
 
 import ctypes
 import errno
@@ -31,7 +31,7 @@ def _fallocate() -> Callable[[int, int, int, int], int]:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give back the disk blocks of `length` bytes at `offset`; they read as zeros, the file's size stays."""
+    """Free the disk blocks of `length` bytes at `offset`; they read as zeros, and the file's size stays."""
     while _fallocate()(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -39,12 +39,12 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 
 def pidfd_exit_status(pidfd: int) -> int | None:
-    """The wait status of the process behind `pidfd`, whoever reaped it; None if the kernel cannot tell."""
+    """Return the wait status of the process behind `pidfd`, even if it was reaped; None if unknown."""
     request = _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13)
     try:
         answer = _PIDFD_INFO.unpack(fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request))
     except OSError as error:
-        # Kernels before 6.13 know no such request, those before 6.15 keep nothing of a reaped process.
+        # Kernels before 6.13 have no such request; those before 6.15 forget a reaped process.
         if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
             return None
         raise
@@ -56,7 +56,7 @@ def copy_digest(table: bytes, threads: int, progress: int) -> bytes:
 
     A record is 16 little-endian int64: source, destination (0: only sum), logical byte, bytes per run, three counts,
     then three strides each of source, destination and logical position. The caller keeps the memory alive.
-    If `progress` is an address, the number of complete records is kept there (uint64): one thread goes in their order.
+    If `progress` is an address, the number of complete records is stored there (uint64); one thread keeps their order.
     """
     if len(table) % _JOB.size:
         raise ValueError("a record has 128 bytes")
@@ -86,17 +86,17 @@ def write_files(table: bytes, threads: int) -> None:
 
 
 def read_files(reads: bytes, jobs: bytes, sends: bytes, threads: int) -> bytes:
-    """Read files from several threads, and copy and sum what was read: `reads` has records of 8 int64, (descriptor,
-    offset, length, bytes needed, first job, jobs, first send, sends); `jobs` those of `copy_digest` and `sends` those
-    of `write_memory`, sources counted from what was read.
+    """Read files from several threads, and copy and sum the bytes: `reads` has records of 8 int64, (descriptor, offset,
+    length, bytes needed, first job, jobs, first send, sends); `jobs` has those of `copy_digest`, `sends` those of
+    `write_memory`, with sources as offsets into the bytes read.
 
-    Returns 8 bytes for each read, how much it gave, then 16 for each job: zeros where a read gave too little.
+    Returns 8 bytes for each read, the number of bytes read, then 16 for each job: zeros if too little was read.
     """
     listed, away = list(_records(jobs, "<16q")), list(_records(sends, "<20q"))
     counts, sums = bytearray(), bytearray(16 * len(listed))
     for fd, offset, length, needed, first, count, first_send, sends_of in _records(reads, "<8q"):
         if first + count > len(listed) or first_send + sends_of > len(away):
-            raise ValueError("a read names jobs or sends that are not there")
+            raise ValueError("a read names jobs or sends that do not exist")
         with mmap.mmap(-1, max(length, 1)) as buffer:
             done = 0
             while done < length:
@@ -140,10 +140,10 @@ def _moved(name: str, pid: int, own: _Span, other: _Span) -> None:
 
 
 def write_memory(table: bytes) -> None:
-    """Copy boxes into the memory of other processes: records of 20 int64, (process, descriptor of it, address there of
-    its gate, address here of a count), then those of `copy_digest`, whose destination is an address of that process.
-    The count is of threads that write just now. One that has ended is an OSError (ESRCH), one whose gate is not 1 is
-    one too (ECANCELED)."""
+    """Copy boxes into the memory of other processes: records of 20 int64, (process, its pidfd, the address of its gate
+    there, the address of a count here), then those of `copy_digest`, with a destination in that process. The count is
+    the number of threads that are writing. A process that has ended is an OSError (ESRCH), and so is one whose gate is
+    not 1 (ECANCELED)."""
     for pid, pidfd, gate, busy, *job in _records(table, "<20q"):
         count = ctypes.c_uint64.from_address(busy)
         for source, destination, _ in _runs(tuple(job)):
@@ -159,7 +159,7 @@ def write_memory(table: bytes) -> None:
 
 
 def read_memory(pid: int, address: int, length: int) -> bytes:
-    """`length` bytes at `address` of process `pid`."""
+    """Return `length` bytes at `address` of process `pid`."""
     buffer = ctypes.create_string_buffer(max(length, 1))
     _moved("process_vm_readv", pid, _Span(ctypes.addressof(buffer), length), _Span(address, length))
     return buffer.raw[:length]
@@ -177,7 +177,7 @@ _WORDS = 1024
 
 
 def _runs(job: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Source, destination and logical position of each contiguous run of a job."""
+    """Yield source, destination and logical position of each contiguous run of a job."""
     for index in product(*map(range, job[4:7])):
 
         def at(start: int, strides: int, index: tuple[int, ...] = index) -> int:
@@ -199,8 +199,8 @@ def _word_keys(set_: int) -> tuple[int, ...]:
 
 
 def _run_sums(data: bytes, logical: int) -> tuple[int, int]:
-    """The two sums of contiguous bytes that begin at byte `logical` of the tensor."""
-    import numpy as np  # Only those who move tensors pay for it.
+    """Return the two sums of contiguous bytes that begin at byte `logical` of the tensor."""
+    import numpy as np  # Only processes that move tensors pay for it.
 
     before = logical % 4
     padded = bytes(before) + data + bytes(-(before + len(data)) % 4)
@@ -224,10 +224,10 @@ def run_collective(
     receives: Sequence[tuple[int, int]],
     timeout_s: float,
 ) -> int:
-    """Take part in the collective that `head` describes; 0, or how it broke: 1 abort, 2 mismatch, 3 deadline."""
+    """Run the collective that `head` describes; returns 0 or why it failed: 1 abort, 2 mismatch, 3 deadline."""
     return _exchange.run_collective(segment, rank, head, sends, receives, timeout_s)
 
 
 def abort_segment(segment: int, code: int) -> bool:
-    """Break every wait in a segment, now and later, for the reason `code`; false if it was broken before."""
-    return _exchange.Segment(segment, 0).abort(code)
+    """End every wait in a segment, now and later, for the reason `code`; False if it was aborted before."""
+    return _exchange.SegmentView(segment, 0).abort(code)

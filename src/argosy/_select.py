@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-# Only a missing file means "not built": one that is there and does not load is an error to be seen.
+# Only a missing file means "not built": an extension that exists but does not load raises its error.
 native_is_compiled: bool = os.environ.get("ARGOSY_NATIVE") != "0" and find_spec("argosy._native") is not None
 
 if TYPE_CHECKING or native_is_compiled:

@@ -62,7 +62,7 @@ def loss_of(links: Links) -> str:
 
 def test_who_ended_is_named_to_all_others():
     with linked() as (first, second, third):
-        second.let_go()  # as the kernel does when a process ends
+        second.drop()  # as the kernel does when a process ends
         for links in (first, third):
             wait_for(lambda links=links: bool(loss_of(links)))
             assert loss_of(links) == "rank 11 is lost: its connection closed"
@@ -83,7 +83,7 @@ def test_who_gives_the_group_up_says_why_to_all():
 def test_who_leaves_in_peace_is_no_loss():
     with linked() as (first, second, third):
         first.close()
-        second.let_go()
+        second.drop()
         wait_for(lambda: bool(loss_of(third)))  # the second one's end comes after the first one's farewell
         assert loss_of(third) == "rank 11 is lost: its connection closed"
 
@@ -100,7 +100,7 @@ def test_a_link_that_closes_while_its_last_word_is_read_does_not_end_the_watcher
     theirs.send(b"bye\n")
     with linked() as (first, second, _):
         first.on_loss = told.set
-        second.let_go()
+        second.drop()
         assert told.wait(30)
     theirs.close()
 
@@ -122,7 +122,7 @@ def test_a_forked_child_does_not_keep_links_open():
             os.read(ready, 1)
             os._exit(0)
         try:
-            second.let_go()
+            second.drop()
             wait_for(lambda: bool(loss_of(first)))
             assert loss_of(first) == "rank 11 is lost: its connection closed"
         finally:

@@ -41,7 +41,7 @@ def test_a_number_that_is_a_guarded_files_by_now_is_looked_at_again():
         def reuse() -> bool:
             return os.dup2(other, fd) != fd
 
-        with pytest.raises(PeerLost, match="gave this generation up"):
+        with pytest.raises(PeerLost, match="abandoned this generation"):
             meet(told(os.getpid(), fd), MEETING, 30, reuse)
         assert os.fstat(fd).st_ino == os.fstat(other).st_ino
     os.close(other)

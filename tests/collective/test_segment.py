@@ -79,7 +79,7 @@ def test_a_number_that_is_another_segments_by_now_is_not_opened():
     os.close(first)
     other = segments.create(2, 1)
     os.dup2(other, first)
-    with pytest.raises(PeerLost, match="gave this generation up"):
+    with pytest.raises(PeerLost, match="abandoned this generation"):
         segments.open_peer_segment((os.getpid(), first, inode), Shape(2, 1), 1)
     segments.open_peer_segment((os.getpid(), first, os.fstat(other).st_ino), Shape(2, 1), 1)
     for fd in {first, other}:

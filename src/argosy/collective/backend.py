@@ -23,7 +23,7 @@ def register() -> None:
 
 
 def _make(opts: Any, _options: Any = None) -> Group:
-    if registry.joining():
+    if registry.state.joining:
         scatter_locally()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     timeout = opts.timeout if isinstance(opts.timeout, timedelta) else timedelta(minutes=30)
@@ -33,9 +33,9 @@ def _make(opts: Any, _options: Any = None) -> Group:
 @contextmanager
 def joining() -> Generator[None]:
     """Let groups made in this block begin in the state "joining", for a replacement rank; `reform` makes them live."""
-    registry.set_joining(True)
+    registry.state.joining = True
     scatter_locally()
     try:
         yield
     finally:
-        registry.set_joining(False)
+        registry.state.joining = False

@@ -195,15 +195,13 @@ def table(results: Sequence[Result], backends: Sequence[str]) -> Table:
     for result in results:
         cells.setdefault((result.operation, result.nbytes), {})[result.backend] = result
     for (operation, nbytes), row in cells.items():
-        times = [part for backend in backends for part in _texts(row[backend])]
+        texts: list[str] = []
+        for backend in backends:
+            speed = f"{row[backend].bus_gb_s:.2f}" if nbytes >= 65536 else ""
+            texts += [f"{row[backend].median_s * 1e6:.0f}", speed]
         ratio = row[backends[-1]].median_s / row[backends[0]].median_s
-        shown.add_row(operation, str(nbytes), *times, f"{ratio:.1f}x")
+        shown.add_row(operation, str(nbytes), *texts, f"{ratio:.1f}x")
     return shown
-
-
-def _texts(result: Result) -> tuple[str, str]:
-    speed = f"{result.bus_gb_s:.2f}" if result.nbytes >= 65536 else ""
-    return f"{result.median_s * 1e6:.0f}", speed
 
 
 def _ranks(text: str) -> int:

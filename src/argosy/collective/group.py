@@ -88,7 +88,7 @@ class Group(dist.ProcessGroup):
         self._models: list[weakref.ref[Any]] | None = None
         self._queue = JobQueue(f"argosy-group-{rank}")
         registry.add(self)
-        if not registry.joining():
+        if not registry.state.joining:
             self._form(0, timeout.total_seconds(), partial(registry.raise_known_loss, ranks))
 
     # -- names -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Group(dist.ProcessGroup):
 
     def _on_loss(self) -> None:
         """A peer has died; called on the watcher's thread."""
-        transport, latch = self._transport, registry.latch()
+        transport, latch = self._transport, registry.state.latch
         if latch is None or transport is None:
             return
         with suppress(Exception):
@@ -282,7 +282,7 @@ class Group(dist.ProcessGroup):
 
     def _issue(self, plan: OperationPlan, opts: Any) -> Work:
         index, site = count_collective(self, plan.name)
-        if (latch := registry.latch()) is not None:
+        if (latch := registry.state.latch) is not None:
             latch.issued += 1
         work = Work(plan.result, plan.name, site)
         if self.state != "live" and self._answer_locally(plan, work):
@@ -304,7 +304,7 @@ class Group(dist.ProcessGroup):
         """Finish without the peers, unless the group is live (G1)."""
         if self.state == "live":
             return False
-        if self.state == "joining" or registry.latch() is not None:
+        if self.state == "joining" or registry.state.latch is not None:
             with torch.no_grad():
                 plan.answer()
             work.finish()
@@ -329,7 +329,7 @@ class Group(dist.ProcessGroup):
     def _trip(self, loss: ArgosyError) -> bool:
         """Become lost; True if a latch keeps the loss."""
         self.lose(loss)
-        if (latch := registry.latch()) is not None:
+        if (latch := registry.state.latch) is not None:
             latch.trip(loss)
         return latch is not None
 

@@ -32,9 +32,9 @@ class Latch:
         self._agreed = False
 
     def __enter__(self) -> "Latch":
-        if registry.latch() is not None:
+        if registry.state.latch is not None:
             raise RuntimeError("a latch is already set in this process")
-        registry.set_latch(self)
+        registry.state.latch = self
         for group in registry.groups():
             if group.loss is not None:
                 self.trip(group.loss)
@@ -44,7 +44,7 @@ class Latch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._drain()
-        registry.set_latch(None)
+        registry.state.latch = None
         return self.loss is not None and not self._agreed and isinstance(error, Exception)  # L3
 
     def trip(self, loss: ArgosyError) -> None:

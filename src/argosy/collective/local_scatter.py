@@ -27,7 +27,7 @@ def scatter_locally() -> None:
 def _locally(original: Any) -> Any:
     @wraps(original)
     def mesh_scatter(output: Any, scatter_list: Any, mesh: Any, mesh_dim: int = 0, *args: Any, **more: Any) -> Any:
-        if not registry.joining() or output.is_meta:
+        if not registry.state.joining or output.is_meta:
             return original(output, scatter_list, mesh, mesh_dim, *args, **more)
         output.copy_(scatter_list[mesh.get_local_rank(mesh_dim)])
         return None

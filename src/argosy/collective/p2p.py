@@ -47,32 +47,26 @@ class _Ring:
     """One direction between two ranks. The sender moves the head, the receiver the tail; both only grow."""
 
     def __init__(self, engine: Engine, sender: int, receiver: int) -> None:
-        segment = engine.segment
-        at = segment.ring_at(sender, receiver)
-        self._view, self._at, self._size = segment.view, at, segment.shape.ring
-        self._head, self._tail = (
-            ctypes.c_uint64.from_address(segment.address + at),
-            ctypes.c_uint64.from_address(segment.address + at + 64),
-        )
-        self._bytes = segment.address + at + RING_HEADER
+        address = engine.segment.address + engine.segment.ring_at(sender, receiver)
+        self._size = engine.segment.shape.ring
+        self._head, self._tail = (ctypes.c_uint64.from_address(address + offset) for offset in (0, 64))
+        self._bytes = address + RING_HEADER
 
     def write(self, address: int, length: int) -> int:
         """Copy as much as fits; returns how much."""
-        head = self._head.value
-        length = min(length, self._size - (head - self._tail.value))
+        head, length = self._head.value, min(length, self.room())
         self._copy(head % self._size, length, lambda at, done, part: ctypes.memmove(at, address + done, part))
         self._head.value = head + length
         return length
 
     def read(self, address: int, length: int) -> int:
-        tail = self._tail.value
-        length = min(length, self._head.value - tail)
+        tail, length = self._tail.value, min(length, self.filled())
         self._copy(tail % self._size, length, lambda at, done, part: ctypes.memmove(address + done, at, part))
         self._tail.value = tail + length
         return length
 
     def room(self) -> int:
-        return self._size - (self._head.value - self._tail.value)
+        return self._size - self.filled()
 
     def filled(self) -> int:
         return self._head.value - self._tail.value

@@ -103,15 +103,12 @@ def shares(part: Part, size: int) -> list[Part]:
 def all_reduce(name: str, tensors: Sequence[Tensor], reduction: int, gloo: GlooCall) -> OperationPlan:
     kinds = [arithmetic(tensor, reduction) for tensor in tensors if not tensor.is_sparse]
 
-    def prepare() -> list[EngineCall]:
-        calls: list[EngineCall] = []
-        for tensor, (element, operation) in zip(tensors, kinds, strict=True):
-            memory = TensorMemory()
-            part = memory.write(tensor)
-            calls.append(EngineCall(Request(Kind.ALL_REDUCE, name, element, operation), [part], [part], memory))
-        return calls
+    def call(tensor: Tensor, kind: tuple[int, int]) -> EngineCall:
+        memory = TensorMemory()
+        part = memory.write(tensor)
+        return EngineCall(Request(Kind.ALL_REDUCE, name, *kind), [part], [part], memory)
 
-    return OperationPlan(name, tensors, gloo, prepare)
+    return OperationPlan(name, tensors, gloo, lambda: list(map(call, tensors, kinds)))
 
 
 class Ballot:
@@ -158,23 +155,19 @@ def reduce_scatter(
             check_one_per_rank("reduce_scatter", "input", given, size)
     kinds = [arithmetic(output, reduction) for output in outputs]
 
-    def prepare() -> list[EngineCall]:
-        calls: list[EngineCall] = []
-        for output, given, (element, operation) in zip(outputs, inputs, kinds, strict=True):
-            memory = TensorMemory()
-            whole = isinstance(given, Tensor)
-            sends = shares(memory.read(given), size) if whole else [memory.read(each) for each in given]
-            receives = [memory.write(output)] * size
-            request = Request(Kind.REDUCE_SCATTER, "reduce_scatter", element, operation)
-            calls.append(EngineCall(request, sends, receives, memory))
-        return calls
+    def call(output: Tensor, given: Tensor | Sequence[Tensor], kind: tuple[int, int]) -> EngineCall:
+        memory = TensorMemory()
+        whole = isinstance(given, Tensor)
+        sends = shares(memory.read(given), size) if whole else [memory.read(each) for each in given]
+        receives = [memory.write(output)] * size
+        return EngineCall(Request(Kind.REDUCE_SCATTER, "reduce_scatter", *kind), sends, receives, memory)
 
     def answer() -> None:
         for output, given in zip(outputs, inputs, strict=True):
             own = given.detach().reshape(size, -1)[rank] if isinstance(given, Tensor) else given[rank].detach()
             output.detach().copy_(own.reshape(output.shape))
 
-    return OperationPlan("reduce_scatter", outputs, gloo, prepare, answer)
+    return OperationPlan("reduce_scatter", outputs, gloo, lambda: list(map(call, outputs, inputs, kinds)), answer)
 
 
 def all_gather(
@@ -186,16 +179,12 @@ def all_gather(
             check_one_per_rank("all_gather", "output", output, size)
     flat = [each for output in outputs for each in ([output] if isinstance(output, Tensor) else output)]
 
-    def prepare() -> list[EngineCall]:
-        calls: list[EngineCall] = []
-        for output, given in zip(outputs, inputs, strict=True):
-            memory = TensorMemory()
-            sends = [memory.read(given)] * size
-            whole = isinstance(output, Tensor)
-            receives = shares(memory.write(output), size) if whole else [memory.write(each) for each in output]
-            request = Request(Kind.ALL_GATHER, "all_gather", dtype_code(given.dtype))
-            calls.append(EngineCall(request, sends, receives, memory))
-        return calls
+    def call(output: Tensor | Sequence[Tensor], given: Tensor) -> EngineCall:
+        memory = TensorMemory()
+        sends = [memory.read(given)] * size
+        whole = isinstance(output, Tensor)
+        receives = shares(memory.write(output), size) if whole else [memory.write(each) for each in output]
+        return EngineCall(Request(Kind.ALL_GATHER, "all_gather", dtype_code(given.dtype)), sends, receives, memory)
 
     def answer() -> None:
         for output, given in zip(outputs, inputs, strict=True):
@@ -204,7 +193,7 @@ def all_gather(
             else:
                 _copy_to_all(given, output)
 
-    return OperationPlan("all_gather", [*flat, *inputs], gloo, prepare, answer, flat)
+    return OperationPlan("all_gather", [*flat, *inputs], gloo, lambda: list(map(call, outputs, inputs)), answer, flat)
 
 
 def _copy_to_all(given: Tensor, outputs: Sequence[Tensor]) -> None:
@@ -217,18 +206,15 @@ def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], gloo:
     rank, size = here
     check_root("broadcast", root, size)
 
-    def prepare() -> list[EngineCall]:
-        calls: list[EngineCall] = []
-        for tensor in tensors:
-            memory = TensorMemory()
-            part = memory.read(tensor) if rank == root else memory.write(tensor)
-            sends = [part if rank == root and index != root else NOTHING for index in range(size)]
-            receives = [part if rank != root and index == root else NOTHING for index in range(size)]
-            request = Request(Kind.BROADCAST, "broadcast", dtype_code(tensor.dtype), root=root)
-            calls.append(EngineCall(request, sends, receives, memory))
-        return calls
+    def call(tensor: Tensor) -> EngineCall:
+        memory = TensorMemory()
+        part = memory.read(tensor) if rank == root else memory.write(tensor)
+        sends = [part if rank == root and index != root else NOTHING for index in range(size)]
+        receives = [part if rank != root and index == root else NOTHING for index in range(size)]
+        request = Request(Kind.BROADCAST, "broadcast", dtype_code(tensor.dtype), root=root)
+        return EngineCall(request, sends, receives, memory)
 
-    return OperationPlan("broadcast", tensors, gloo, prepare)
+    return OperationPlan("broadcast", tensors, gloo, lambda: list(map(call, tensors)))
 
 
 def gather(outputs: Sequence[Tensor], given: Tensor, root: int, here: tuple[int, int], gloo: GlooCall) -> OperationPlan:

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 _groups: "list[weakref.ref[Group]]" = []
 _made: Counter[tuple[int, ...]] = Counter()
 _lock = threading.Lock()
-_latch: "Latch | None" = None
-_joining = False
+
+
+class _State:
+    """What covers all groups of the process."""
+
+    latch: "Latch | None" = None
+    joining = False
+    """Whether new groups begin in the state "joining"."""
+
+
+state = _State()
 
 
 def add(group: "Group") -> None:
@@ -61,35 +70,14 @@ def groups() -> "list[Group]":
     return [group for group in found if group is not None]
 
 
-def latch() -> "Latch | None":
-    """The latch that is set, or None."""
-    return _latch
-
-
-def set_latch(value: "Latch | None") -> None:
-    global _latch
-    _latch = value
-
-
-def joining() -> bool:
-    """Whether new groups begin in the state "joining"."""
-    return _joining
-
-
-def set_joining(value: bool) -> None:
-    global _joining
-    _joining = value
-
-
 def defer_mismatch(error: BaseException) -> BaseException | None:
     """Give a mismatch to the latch, whose vote raises it, and return None: DDP's reducer must not see an exception.
 
     Other errors, and those outside a latch, are returned.
     """
-    held = latch()
-    if not isinstance(error, CollectiveMismatch) or held is None:
+    if not isinstance(error, CollectiveMismatch) or state.latch is None:
         return error
-    held.mismatch = error
+    state.latch.mismatch = error
     return None
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,115 +77,106 @@ def meet(
         Superseded: `give_up` returned True.
         ArgosyError: the bucket layouts of the members differ, or they cannot reach each other.
     """
-    own = MemberInfo(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room)
-    store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
-    members = _members(store, meeting, timeout_s, give_up)
-    _check(meeting, members)
-    wait = partial(_await, store, meeting, members, timeout_s, give_up)
-    check = partial(_pause, meeting, dict(enumerate(members)), time.monotonic() + timeout_s, timeout_s, give_up)
-    if len({member.host for member in members}) > 1:
-        return members, _link(store, meeting, wait, check)
-    if meeting.rank == 0:
-        return members, _lead(store, meeting, members, wait)
-    return members, _follow(store, meeting, members, wait, check)
+    return _Attempt(store, meeting, timeout_s, give_up).meet()
 
 
-def _lead(store: Any, meeting: Meeting, members: list[MemberInfo], wait: Callable[[list[str]], None]) -> GroupSegment:
-    """Make the segment, and keep its descriptor open until all members have opened it."""
-    window = segments.window_for(min(member.room for member in members))
-    try:
-        fd = segments.create(meeting.size, window)
-    except ArgosyError as error:
-        store.set(meeting.key(0) + "/offer", msgspec.json.encode(SegmentOffer(-1, window, failure=str(error))))
-        raise
-    try:
-        segment = GroupSegment(fd, Shape(meeting.size, window), 0)
-        store.set(meeting.key(0) + "/offer", msgspec.json.encode(SegmentOffer(fd, window, os.fstat(fd).st_ino)))
+class _Attempt:
+    """One rank's attempt to form a generation. Each of its waits may last `timeout_s`."""
+
+    def __init__(self, store: Any, meeting: Meeting, timeout_s: float, give_up: Stop | None) -> None:
+        self._store, self._meeting, self._timeout_s, self._give_up = store, meeting, timeout_s, give_up
+        self._known: dict[int, MemberInfo] = {}
+        self._deadline = time.monotonic() + timeout_s
+
+    def meet(self) -> tuple[list[MemberInfo], GroupSegment | dict[int, socket.socket]]:
+        meeting = self._meeting
+        own = MemberInfo(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room)
+        self._store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
+        members = self._members()
+        _check(members)
+        if len({member.host for member in members}) > 1:
+            return members, self._link()
+        return members, self._lead(members) if meeting.rank == 0 else self._follow(members[0])
+
+    def _members(self) -> list[MemberInfo]:
+        missing = {rank: self._meeting.key(rank) for rank in range(self._meeting.size)}
+        while True:
+            for rank, key in list(missing.items()):
+                if self._store.check([key]):
+                    self._known[rank] = msgspec.json.decode(self._store.get(key), type=MemberInfo)
+                    del missing[rank]
+            if not missing:
+                return [self._known[rank] for rank in range(self._meeting.size)]
+            self._pause()
+
+    def _lead(self, members: list[MemberInfo]) -> GroupSegment:
+        """Make the segment, and keep its descriptor open until all members have opened it."""
+        meeting, offer_key = self._meeting, self._meeting.key(0) + "/offer"
+        window = segments.window_for(min(member.room for member in members))
         try:
-            wait([meeting.key(rank) + "/open" for rank in range(1, meeting.size)])
-        except BaseException as error:  # Members that have opened it must not wait for this rank.
-            segment.abort(ABORT_ELSEWHERE, f"rank 0 did not join: {type(error).__name__}")
+            fd = segments.create(meeting.size, window)
+        except ArgosyError as error:
+            self._store.set(offer_key, msgspec.json.encode(SegmentOffer(-1, window, failure=str(error))))
             raise
-        return segment
-    finally:
-        os.close(fd)
-
-
-def _follow(
-    store: Any,
-    meeting: Meeting,
-    members: list[MemberInfo],
-    wait: Callable[[list[str]], None],
-    check: Callable[[], None],
-) -> GroupSegment:
-    wait([meeting.key(0) + "/offer"])
-    offer = msgspec.json.decode(store.get(meeting.key(0) + "/offer"), type=SegmentOffer)
-    if offer.failure:
-        raise ArgosyError(f"rank 0: {offer.failure}")
-    where, shape = (members[0].pid, offer.fd, offer.inode), Shape(meeting.size, offer.window)
-    until = time.monotonic() + _FORBIDDEN_S
-    while True:
         try:
-            segment = segments.open_peer_segment(where, shape, meeting.rank)
-        except PermissionError as error:
-            if time.monotonic() > until:
-                raise ArgosyError(
-                    f"rank 0's shared memory cannot be opened: {error.filename}: {error.strerror}",
-                    hint="run all ranks as one user with the same capabilities, and none of them as undumpable",
-                ) from error
-            check()
-        else:
-            store.set(meeting.key(meeting.rank) + "/open", b"1")
+            segment = GroupSegment(fd, Shape(meeting.size, window), 0)
+            self._store.set(offer_key, msgspec.json.encode(SegmentOffer(fd, window, os.fstat(fd).st_ino)))
+            try:
+                self._wait_for([meeting.key(rank) + "/open" for rank in range(1, meeting.size)])
+            except BaseException as error:  # Members that have opened it must not wait for this rank.
+                segment.abort(ABORT_ELSEWHERE, f"rank 0 did not join: {type(error).__name__}")
+                raise
             return segment
+        finally:
+            os.close(fd)
 
+    def _follow(self, leader: MemberInfo) -> GroupSegment:
+        meeting, offer_key = self._meeting, self._meeting.key(0) + "/offer"
+        self._wait_for([offer_key])
+        offer = msgspec.json.decode(self._store.get(offer_key), type=SegmentOffer)
+        if offer.failure:
+            raise ArgosyError(f"rank 0: {offer.failure}")
+        where, shape = (leader.pid, offer.fd, offer.inode), Shape(meeting.size, offer.window)
+        until = time.monotonic() + _FORBIDDEN_S
+        while True:
+            try:
+                segment = segments.open_peer_segment(where, shape, meeting.rank)
+            except PermissionError as error:
+                if time.monotonic() > until:
+                    raise ArgosyError(
+                        f"rank 0's shared memory cannot be opened: {error.filename}: {error.strerror}",
+                        hint="run all ranks as one user with the same capabilities, and none of them as undumpable",
+                    ) from error
+                self._pause()
+            else:
+                self._store.set(meeting.key(meeting.rank) + "/open", b"1")
+                return segment
 
-def _link(
-    store: Any, meeting: Meeting, wait: Callable[[list[str]], None], check: Callable[[], None]
-) -> dict[int, socket.socket]:
-    listener, keys = LinkListener(own_address(store)), [meeting.key(rank) + "/address" for rank in range(meeting.size)]
-    store.set(keys[meeting.rank], listener.address)
-    wait(keys)
-    return listener.link(meeting.rank, [store.get(key).decode() for key in keys], check)
+    def _link(self) -> dict[int, socket.socket]:
+        listener, rank = LinkListener(own_address(self._store)), self._meeting.rank
+        keys = [self._meeting.key(peer) + "/address" for peer in range(self._meeting.size)]
+        self._store.set(keys[rank], listener.address)
+        self._wait_for(keys)
+        return listener.link(rank, [self._store.get(key).decode() for key in keys], self._pause)
 
+    def _wait_for(self, keys: list[str]) -> None:
+        self._deadline = time.monotonic() + self._timeout_s
+        while keys and not self._store.check(keys):
+            self._pause()
 
-def _members(store: Any, meeting: Meeting, timeout_s: float, give_up: Stop | None) -> list[MemberInfo]:
-    keys = [meeting.key(rank) for rank in range(meeting.size)]
-    known: dict[int, MemberInfo] = {}
-    deadline = time.monotonic() + timeout_s
-    while len(known) < meeting.size:
-        for rank, key in enumerate(keys):
-            if rank not in known and store.check([key]):
-                known[rank] = msgspec.json.decode(store.get(key), type=MemberInfo)
-        if len(known) == meeting.size:
-            break
-        _pause(meeting, known, deadline, timeout_s, give_up)
-    return [known[rank] for rank in range(meeting.size)]
-
-
-def _await(
-    store: Any, meeting: Meeting, members: list[MemberInfo], timeout_s: float, give_up: Stop | None, keys: list[str]
-) -> None:
-    known, deadline = dict(enumerate(members)), time.monotonic() + timeout_s
-    while keys and not store.check(keys):
-        _pause(meeting, known, deadline, timeout_s, give_up)
-
-
-def _pause(
-    meeting: Meeting, known: dict[int, MemberInfo], deadline: float, timeout_s: float, give_up: Stop | None
-) -> None:
-    """Sleep a moment, or raise if the meeting cannot succeed any more."""
-    if give_up is not None and give_up():
-        raise Superseded(f"generation {meeting.generation} of group {meeting.name} was superseded")
-    host = host_id()
-    for rank, member in known.items():
-        if member.host == host and not _alive(member.pid):
-            raise PeerLost(f"rank {rank}", f"it died while generation {meeting.generation} was formed")
-    if time.monotonic() > deadline:
-        missing = [rank for rank in range(meeting.size) if rank not in known]
-        raise DeadlinePassed(
-            f"ranks {format_ranks(missing)} of {meeting.size} did not join group {meeting.name}", timeout_s
-        )
-    time.sleep(_POLL_S)
+    def _pause(self) -> None:
+        """Sleep a moment, or raise if the attempt cannot succeed any more."""
+        meeting, host = self._meeting, host_id()
+        if self._give_up is not None and self._give_up():
+            raise Superseded(f"generation {meeting.generation} of group {meeting.name} was superseded")
+        for rank, member in self._known.items():
+            if member.host == host and not _alive(member.pid):
+                raise PeerLost(f"rank {rank}", f"it died while generation {meeting.generation} was formed")
+        if time.monotonic() > self._deadline:
+            missing = format_ranks(rank for rank in range(meeting.size) if rank not in self._known)
+            what = f"ranks {missing} of {meeting.size} did not join group {meeting.name}"
+            raise DeadlinePassed(what, self._timeout_s)
+        time.sleep(_POLL_S)
 
 
 def _alive(pid: int) -> bool:
@@ -197,7 +187,7 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
-def _check(meeting: Meeting, members: list[MemberInfo]) -> None:
+def _check(members: list[MemberInfo]) -> None:
     if len({member.compiled for member in members}) > 1:
         raise ArgosyError("some ranks have Argosy's compiled extension and some do not")
     layouts = {member.layout for member in members if member.layout}

@@ -94,8 +94,7 @@ class Work(dist.Work):
     def source_rank(self) -> int:
         return self._source
 
-    def _source_rank(self) -> int:
-        return self._source
+    _source_rank = source_rank
 
 
 class JobQueue:

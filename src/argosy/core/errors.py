@@ -1,14 +1,14 @@
-"""Errors, one class per thing that the caller can do next.
+"""Errors, one class per action that the caller can take next.
 
 ArgosyError
-  ConfigError      a person edits what was asked for
+  ConfigError      the user changes the script, the command or the configuration
   PeerLost         retry with the replacement, or without the peer
-  DeadlinePassed   retry later, or look at who is slow
+  DeadlinePassed   retry later, or find out which process is slow
 """
 
 
 class ArgosyError(Exception):
-    """Anything that Argosy reports on purpose; `hint` says what to do next."""
+    """The base of all errors that Argosy raises on purpose; `hint` says what to do next."""
 
     hint: str = ""
 
@@ -20,11 +20,11 @@ class ArgosyError(Exception):
 
 
 class ConfigError(ArgosyError):
-    """What was asked for cannot be done as written."""
+    """The request cannot be carried out as written."""
 
 
 class PeerLost(ArgosyError):
-    """A rank, service or daemon that was talked to is gone."""
+    """A rank, service or daemon at the other end is gone."""
 
     def __init__(self, peer: str, cause: str, *, hint: str = "") -> None:
         super().__init__(peer, cause, hint=hint)

@@ -1,4 +1,4 @@
-"""Names of ranks, and the `0-3,7` notation for sets of them."""
+"""The id of a rank, and the `0-3,7` notation for sets of ranks."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""How a process ended, as a value that can be sent, compared and read aloud."""
+"""How a process ended, as a value that can be sent, compared and printed."""
 
 import signal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time signals by their offset."""
+    """Return `SIGKILL` for 9; real-time signals are named by their offset."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -14,7 +14,7 @@ def signal_name(number: int) -> str:
 
 
 class WaitStatus(msgspec.Struct, frozen=True):
-    """An exit code, or the signal that killed the process, or neither when nobody could see it."""
+    """An exit code, or the signal that killed the process, or neither if unknown."""
 
     code: int | None = None
     signal: int | None = None
@@ -32,7 +32,7 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
     @property
     def shell_code(self) -> int:
-        """What a shell would report: the code, 128+n for a signal, 1 if unknown."""
+        """The exit code that a shell would report: 128+n for a signal, 1 if unknown."""
         if self.signal is not None:
             return 128 + self.signal
         return 1 if self.code is None else self.code

@@ -147,23 +147,15 @@ def length_in_words(source: Any) -> str:
     return f"{length_of(source):,}"
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("source")
-@click.option("--batch", default=64, type=click.IntRange(min=1), show_default=True, help="Samples per batch.")
-@click.option(
-    "--length", default=1024, type=click.IntRange(min=1), show_default=True, help="Tokens per sample of a .bin file."
-)
-@click.option(
-    "--dtype",
-    default="uint16",
-    type=click.Choice(["uint16", "uint32"]),
-    show_default=True,
-    help="Tokens of a .bin file.",
-)
+@click.option("--batch", default=64, type=click.IntRange(min=1), help="Samples per batch.")
+@click.option("--length", default=1024, type=click.IntRange(min=1), help="Tokens per sample of a .bin file.")
+@click.option("--dtype", default="uint16", type=click.Choice(["uint16", "uint32"]), help="Tokens of a .bin file.")
 @click.option(
     "--shuffle", type=click.Choice(["full", "none", "blocks"]), help="Default: blocks for Parquet, else full."
 )
-@click.option("--seconds", default=2.0, type=click.FloatRange(min=0.01), show_default=True, help="How long to read.")
+@click.option("--seconds", default=2.0, type=click.FloatRange(min=0.01), help="How long to read.")
 def main(source: str, batch: int, length: int, dtype: str, shuffle: str | None, seconds: float) -> None:
     """Print how long SOURCE is, its order, and how fast it can be read."""
     try:

@@ -221,7 +221,6 @@ class Loader:
         return [MicrobatchSpan(cursor + start, stop - start) for start, stop in shares]
 
     def _following(self, span: MicrobatchSpan) -> Iterator[MicrobatchSpan]:
-        """This rank's spans after `span`."""
         cursor = self.cursor
         while self._count(cursor):
             yield from (each for each in self._spans(cursor) if each.start > span.start)

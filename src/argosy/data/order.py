@@ -120,8 +120,7 @@ class Order:
     def __init__(self, length: int, shuffle: Shuffle, seed: int) -> None:
         if length < 1:
             raise ConfigError(
-                "the source is empty",
-                hint="check that its path or pattern matches files, and that they hold samples",
+                "the source is empty", hint="check that its path or pattern matches files, and that they hold samples"
             )
         self.shuffle, self.seed = shuffle, seed
         self.segments: list[OrderSegment] = [OrderSegment(0, 0, length)]

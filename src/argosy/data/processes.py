@@ -141,7 +141,7 @@ class ProcessMaker:
             elif worker.silent_s(now) > self._config.hang_s:
                 worker.kill()
                 self._replace(place, f"took more than {self._config.hang_s:g} s and was killed", None)
-            elif not template_lives and not worker.exists:
+            elif not template_lives and worker.pid is None:
                 self._replace(place, "did not start", None)
 
     def _take(self, answer: WorkerAnswer) -> None:

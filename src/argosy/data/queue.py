@@ -104,9 +104,7 @@ class Queue:
                     return True
                 why = f"{there} items wait, of at most {self.capacity}: check that a trainer takes them"
             except OSError as error:
-                if not is_full(error):
-                    raise
-                why = f"{self.directory}: {error.strerror}"
+                why = self._why_full(error)
             waiting.pause(f"room in the queue {self.directory.name}", why)
         return False
 
@@ -206,6 +204,12 @@ class Queue:
     def _shares(self) -> list[tuple[int, int]]:
         return share(self.batch, self.micro, *self._rank_and_size())
 
+    def _why_full(self, error: OSError) -> str:
+        """Say that the disk is full, or raise any other error."""
+        if not is_full(error):
+            raise error
+        return f"{self.directory}: {error.strerror}"
+
     def _wait_for_names(self, check: Callable[[], None] | None) -> list[str]:
         waiting = _Waiting(self.patience_s)
         with self.waits.measure(self.step):
@@ -219,9 +223,7 @@ class Queue:
                         return found
                     why = f"{found.there} are there: check that a process puts items"
                 except OSError as error:
-                    if not is_full(error):
-                        raise
-                    why = f"{self.directory}: {error.strerror}"
+                    why = self._why_full(error)
                 waiting.pause(f"{self.batch} items in the queue {self.directory.name}", why, check)
 
 

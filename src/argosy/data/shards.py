@@ -84,8 +84,6 @@ class ShardPlan(SourcePlan):
 
 
 class _Open:
-    """An open shard."""
-
     def __init__(self, source: Shards, shard: int, mark: Mark | None) -> None:
         self._source, self._shard = source, shard
         self.turn, self.epoch, self.item, state = mark or (0, 0, 0, None)

@@ -90,7 +90,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == "torch" and type(obj).__name__ == "Tensor":
-            torch = _torch()
+            import torch
+
             if obj.layout is not torch.strided or obj.device.type != "cpu" or obj.is_quantized:
                 return NotImplemented
             plain = obj.detach().resolve_conj().resolve_neg().contiguous()
@@ -103,15 +104,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _torch() -> Any:
+def _tensor(array: Array, dtype: str) -> Any:
     import torch
 
-    return torch
-
-
-def _tensor(array: Array, dtype: str) -> Any:
-    tensor = _torch().from_numpy(array)
-    return tensor.view(getattr(_torch(), dtype)) if dtype else tensor
+    tensor = cast(Any, torch).from_numpy(array)
+    return tensor.view(getattr(torch, dtype)) if dtype else tensor
 
 
 class SlabReader:

@@ -90,10 +90,6 @@ class WorkerHandle:
         """The process id; None until the worker has started."""
         return self._template.pids.get(self._number)
 
-    @property
-    def exists(self) -> bool:
-        return self.pid is not None
-
     def ask(self, number: int, rows: Rows, hint: Any = None) -> None:
         """Send a request. If the worker is gone, `ended` tells."""
         if not self.asked:

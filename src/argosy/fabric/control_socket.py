@@ -3,7 +3,7 @@
 Calls and their replies go through the other socket (`server.py`).
 """
 
-import contextlib
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -45,23 +45,19 @@ def control_path(path: Path) -> Path:
 
 def send_cancel(path: Path, link: int, number: int) -> None:
     """Ask a rank to stop a call. Nothing is raised if the rank is gone."""
-    with contextlib.suppress(ArgosyError, OSError):
-        control = connect(control_path(path), reply_decoder, "a rank", timeout_s=_TIMEOUT_S)
-        try:
-            control.send(CancelCall(link, number))
-        finally:
-            control.close()
+    with (
+        suppress(ArgosyError, OSError),
+        closing(connect(control_path(path), reply_decoder, "a rank", timeout_s=_TIMEOUT_S)) as control,
+    ):
+        control.send(CancelCall(link, number))
 
 
 def explain_silence(path: Path, name: str) -> str:
     """Say in one clause why a rank does not answer a call."""
     try:
-        control = connect(control_path(path), reply_decoder, name, timeout_s=_TIMEOUT_S)
-        try:
+        with closing(connect(control_path(path), reply_decoder, name, timeout_s=_TIMEOUT_S)) as control:
             control.send(AskCurrentCall())
             answer, _ = control.wait(_TIMEOUT_S)
-        finally:
-            control.close()
     except PeerLost:
         return f"{name} does not listen"
     except (ArgosyError, OSError):

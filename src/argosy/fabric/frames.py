@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from argosy.fabric.link import BadFrame
+from argosy.fabric.link import BadFrame, keep_descriptors
 from argosy.fabric.payload import dump, load
 from argosy.fabric.segments import SEGMENT_MIN, MemorySegment, map_received, own_segments
 
@@ -199,7 +199,7 @@ class FrameReader:
         finally:
             _buffers.append(view)
         if ancillary or flags & _TRUNCATED:
-            self._keep(ancillary, flags)
+            keep_descriptors(ancillary, flags, self._fds, self.peer)
         if not data:
             return None
         if self._rest:
@@ -237,19 +237,11 @@ class FrameReader:
         while self._fds:
             os.close(self._fds.popleft())
 
-    def _keep(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
-        """Keep the descriptors that arrived with the bytes."""
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(array.array("i", content[: len(content) - len(content) % 4]))
-        if flags & _TRUNCATED:
-            raise BadFrame(f"descriptors from {self.peer} were truncated")
-
     def _fill(self, sock: socket.socket, message: WithBody, tail: bytearray, filled: int) -> list[Frame] | None:
         """Read buffers straight into their memory."""
         with memoryview(tail)[filled:] as target:
             count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
-        self._keep(ancillary, flags)
+        keep_descriptors(ancillary, flags, self._fds, self.peer)
         if count == 0:
             return None
         if filled + count == len(tail):

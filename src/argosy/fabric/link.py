@@ -32,6 +32,7 @@ FRAME_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 64 << 20
 FDS_MAX = 64
 _RECEIVE_BYTES = 1 << 18
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _BATCH = 64
 
 Message = TypeVar("Message")
@@ -181,14 +182,7 @@ class Link(Generic[Message]):
                 return False
             except OSError:
                 return True
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    numbers = array.array("i", content[: len(content) - len(content) % 4])
-                    for fd in numbers:
-                        os.set_inheritable(fd, False)
-                    self._received_fds.extend(numbers)
-            if flags & socket.MSG_CTRUNC:
-                raise BadFrame(f"descriptors from {self.peer} were truncated")
+            keep_descriptors(ancillary, flags, self._received_fds, self.peer)
             if not data:
                 return True
             self._received += data
@@ -212,6 +206,22 @@ class Link(Generic[Message]):
             for fd in fds:
                 os.close(fd)
             raise BadFrame(f"{self.peer} sent an unexpected message: {error}") from None
+
+
+def keep_descriptors(ancillary: list[tuple[int, int, bytes]], flags: int, fds: deque[int], peer: str) -> None:
+    """Append the descriptors that arrived with some bytes to `fds`.
+
+    Raises:
+        BadFrame: some were lost.
+    """
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i", content[: len(content) - len(content) % 4])
+            for fd in numbers:
+                os.set_inheritable(fd, False)
+            fds.extend(numbers)
+    if flags & _TRUNCATED:
+        raise BadFrame(f"descriptors from {peer} were truncated")
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:

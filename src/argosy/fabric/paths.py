@@ -44,8 +44,7 @@ def runtime_dir() -> Path:
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigError(
-                f"the runtime directory is not yours: {directory}",
-                hint="remove it, or set ARGOSY_RUNTIME_DIR",
+                f"the runtime directory is not yours: {directory}", hint="remove it, or set ARGOSY_RUNTIME_DIR"
             )
         if status.st_mode & 0o077:
             directory.chmod(0o700)

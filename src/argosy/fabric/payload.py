@@ -140,18 +140,13 @@ def explain(value: object, error: BaseException) -> str:
 
 def _refusal(part: object) -> BaseException | None:
     try:
-        _Pickler(io.BytesIO(), protocol=5, buffer_callback=_drop).dump(part)
+        _Pickler(io.BytesIO(), protocol=5, buffer_callback=list[Any]().append).dump(part)
     except Exception as error:
         return error
     return None
 
 
-def _drop(_: pickle.PickleBuffer) -> bool:
-    return False
-
-
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a value with their names."""
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value)
         yield from ((f"[{key!r}]", part) for key, part in list(pairs.items())[:_PARTS_MAX])

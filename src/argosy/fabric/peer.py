@@ -303,7 +303,6 @@ class Peer:
         self.read_now()
 
     def _wait_for_slot(self, deadline: float) -> None:
-        """Wait until fewer calls are in flight."""
         if deadline and time.monotonic() > deadline:
             raise DeadlinePassed(
                 f"room for a call to {self.name}, with {len(self.caller)} unanswered", 0.0, hint=self.explain_silence()
@@ -412,7 +411,7 @@ class Peer:
         if isinstance(fate, Gone):
             self.caller.over(generation)
             self._drop_link(sock, fate.cause)
-        elif generation < 0 and not _exists(self._link_pid):
+        elif generation < 0 and not os.path.exists(f"/proc/{self._link_pid}"):
             self._drop_link(sock, "its process is gone")
 
     def _report_slow(self, asked_at: float) -> float:
@@ -429,13 +428,3 @@ class Peer:
 def _pause(began: float) -> float:
     """How long to sleep between two polls: a twentieth of the time waited so far."""
     return min(0.02, max(0.0002, (time.monotonic() - began) / 20))
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True

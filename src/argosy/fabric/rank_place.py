@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -92,12 +93,9 @@ class RankPlace(msgspec.Struct, kw_only=True):
         if self.socket is None:
             return False
         try:
-            link: Link[Released] = connect(self.socket, _decoder, "the agent")
-            try:
+            with closing(connect(self.socket, _decoder, "the agent")) as link:
                 link.send(Assist(self.run, self.rank, entry), [1, 2, *fds])
                 return not link.wants_write
-            finally:
-                link.close()
         except (PeerLost, OSError):  # Standard output may be closed.
             return False
 

@@ -7,6 +7,7 @@ S1  A segment is filled again only after every receiver has released it or close
 S2  Nothing depends on the release: a segment that is never released is left to its receivers.
 """
 
+import contextlib
 import mmap
 import os
 import threading
@@ -92,10 +93,8 @@ class SegmentPool:
 
     def _forget(self, segment: MemorySegment) -> None:
         del self._all[segment.number]
-        try:
+        with contextlib.suppress(BufferError):  # It is being filled; the mapping goes with its last user.
             segment.close()
-        except BufferError:  # It is being filled; the mapping goes with its last user.
-            return
 
 
 own_segments = SegmentPool()

@@ -213,7 +213,6 @@ class Server:
                 self._wake.release()
 
     def _work(self) -> None:
-        """Run serial endpoints on this thread while another reads."""
         while not self.stopped:
             self._wake.acquire()
             if self._handed:

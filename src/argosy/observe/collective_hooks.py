@@ -23,56 +23,46 @@ from argosy.observe.progress import P2P_OPS
 _DISPATCH_KEY = "ADInplaceOrView"
 _WORKS_MAX = 1024
 
-_NAMES = {
-    "_allgather_base_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "allgather_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "barrier": "barrier",
-    "broadcast_": "broadcast",
-    "gather_": "gather",
-    "monitored_barrier_": "barrier",
-    "recv_": "recv",
-    "recv_any_source_": "recv",
-    "reduce_": "reduce",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "scatter_": "scatter",
-    "send": "send",
-}
 
-_METHODS = {
-    "_allgather_base": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "all_to_all_single": "all_to_all",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "barrier": "barrier",
-    "broadcast": "broadcast",
-    "gather": "gather",
-    "monitored_barrier": "barrier",
-    "recv": "recv",
-    "recv_anysource": "recv",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "scatter": "scatter",
-    "send": "send",
-}
+def _by_name(names_of: dict[str, str]) -> dict[str, str]:
+    return {name: op for op, names in names_of.items() for name in names.split()}
+
+
+_OPERATORS = _by_name(
+    {
+        "all_gather": "_allgather_base_ allgather_ allgather_coalesced_ allgather_into_tensor_coalesced_",
+        "all_reduce": "allreduce_ allreduce_coalesced_",
+        "all_to_all": "alltoall_ alltoall_base_",
+        "barrier": "barrier monitored_barrier_",
+        "broadcast": "broadcast_",
+        "gather": "gather_",
+        "recv": "recv_ recv_any_source_",
+        "reduce": "reduce_",
+        "reduce_scatter": "_reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_",
+        "scatter": "scatter_",
+        "send": "send",
+    }
+)
+"""The operators of c10d, by name."""
+
+_METHODS = _by_name(
+    {
+        "all_gather": "_allgather_base all_gather_single all_gather_single_coalesced allgather allgather_coalesced "
+        "allgather_into_tensor_coalesced",
+        "all_reduce": "allreduce allreduce_coalesced",
+        "all_to_all": "all_to_all_single alltoall alltoall_base",
+        "barrier": "barrier monitored_barrier",
+        "broadcast": "broadcast",
+        "gather": "gather",
+        "recv": "recv recv_anysource",
+        "reduce": "reduce",
+        "reduce_scatter": "_reduce_scatter_base reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced "
+        "reduce_scatter_tensor_coalesced",
+        "scatter": "scatter",
+        "send": "send",
+    }
+)
+"""The methods of ProcessGroup, by name, of this torch and older ones: scripts bring their own."""
 
 
 class CollectiveHooks:
@@ -191,7 +181,7 @@ class CollectiveHooks:
         with below():  # Raises if this torch has no such guard: then the operators are not patched.
             self._below = below
         library = torch.library.Library("c10d", "IMPL")
-        for name, op in _NAMES.items():
+        for name, op in _OPERATORS.items():
             with suppress(Exception):
                 overload = getattr(torch.ops.c10d, name).default
                 hook = self._operator(overload, op, c10d.ProcessGroup.unbox)

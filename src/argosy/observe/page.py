@@ -30,6 +30,7 @@ import struct
 import time
 import weakref
 from threading import RLock
+from typing import Any
 
 from argosy.observe.progress import Flag, GroupProgress, Phase, Progress
 
@@ -53,7 +54,8 @@ assert _SLOT.size == 120
 assert _FIRST_SLOT + GROUPS_MAX * _SLOT.size == PAGE_SIZE
 
 
-_pages: "weakref.WeakSet[Page]" = weakref.WeakSet()
+detached_in_child: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Whatever maps memory of this process alone; in a forked child, `detach` is called on each."""
 
 
 def map_new(path: str | os.PathLike[str], size: int) -> mmap.mmap:
@@ -78,7 +80,7 @@ class Page:
         self._words = self._view.cast("Q")
         self._lock = RLock()  # Re-entrant: a signal handler may issue a collective, too.
         self._slots: dict[str, int] = {}
-        _pages.add(self)
+        detached_in_child.add(self)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> "Page":
@@ -253,8 +255,8 @@ def _text(raw: bytes) -> str:
 
 
 def _detach_in_child() -> None:
-    for page in list(_pages):
-        page.detach()
+    for mapped in list(detached_in_child):
+        mapped.detach()
 
 
 os.register_at_fork(after_in_child=_detach_in_child)  # P3

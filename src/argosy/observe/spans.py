@@ -14,12 +14,11 @@ import mmap
 import os
 import struct
 import time
-import weakref
 from threading import RLock
 
 import msgspec
 
-from argosy.observe.page import map_new
+from argosy.observe.page import detached_in_child, map_new
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
@@ -47,9 +46,6 @@ class Span(msgspec.Struct, frozen=True):
         return max(0, self.end - self.begin) / 1e9
 
 
-_rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()
-
-
 class Ring:
     """A mapped ring. Only the rank writes, from any of its threads."""
 
@@ -60,7 +56,7 @@ class Ring:
         self._numbers: dict[str, int] = {}
         self._capacity = (len(self._view) - HEADER_BYTES) // RECORD_BYTES
         self._head = 0
-        _rings.add(self)
+        detached_in_child.add(self)  # R3
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], capacity: int = CAPACITY) -> "Ring":
@@ -173,11 +169,3 @@ class span:  # A function in all but name: `with span("data"):`.
 
     def __exit__(self, *_: object) -> None:
         _ring.end(self._name, self._step)
-
-
-def _detach_in_child() -> None:
-    for ring in list(_rings):
-        ring.detach()
-
-
-os.register_at_fork(after_in_child=_detach_in_child)  # R3
