@@ -17,6 +17,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "forked_calls", "checkpoint.trainings",
     "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.optim",
+    "torch._dynamo",  # The first optimizer imports it.
 ])  # fmt: skip
 PLACES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 PATIENCE_S = 110.0
