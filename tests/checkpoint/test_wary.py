@@ -211,11 +211,10 @@ def test_a_reader_beside_a_writer_that_keeps_one_step_always_finds_one(tmp_path:
         try:
             for step in range(2, steps + 1):
                 saver.save(state | {"w": state["w"] + step}, step).wait(30)
-            reader.join(60)
+            assert reader.wait(60) == 0
         finally:
             reader.kill()
-            reader.join()
-    assert reader.exitcode == 0
+            reader.wait()
 
 
 def test_threads_may_save_different_states(tmp_path: Path):
