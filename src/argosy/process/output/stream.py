@@ -205,13 +205,6 @@ class Merger:
         ready, self._ready = self._ready, []
         return ready
 
-    def next_due(self) -> float | None:
-        """When to call `due` again if nothing is fed before; None if nothing is pending."""
-        if self._ready:
-            return 0.0
-        lines = [line for lane in self._lanes.values() if (line := lane.oldest())]
-        return min([*self._waiting.values(), *(line.born + self._window_s for line in lines)], default=None)
-
     def render(self, out: Out, colour: bool) -> bytes:
         """The bytes to write for `out`: every line behind its ranks."""
         if not self._prefix:
