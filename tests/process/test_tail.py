@@ -10,7 +10,7 @@ import pytest
 from seeds import each
 
 from argosy.process.output.logfile import punch_hole
-from argosy.process.output.tail import IDLE_MAX_S, IDLE_MIN_S, READ_MAX, ROUND_MAX, Tail, last_lines
+from argosy.process.output.tail import IDLE_MAX_S, IDLE_MIN_S, READ_MAX, ROUND_MAX, Tail
 
 MB = 1 << 20
 
@@ -28,8 +28,8 @@ def append(path: Path, data: bytes) -> None:
 
 def read_all(tail: Tail, rank: int = 0) -> bytes:
     seen = b""
-    while tail.behind(rank):
-        seen += b"".join(data for r, _, data in tail.poll() if r == rank)
+    while chunks := tail.poll():
+        seen += b"".join(data for r, _, data in chunks if r == rank)
     return seen
 
 
@@ -41,9 +41,8 @@ def test_a_file_is_read_as_it_appears_and_grows(tail: Tail, tmp_path: Path):
     assert tail.poll() == [(3, "stderr", b"one\n")]
     assert tail.poll() == []
     append(path, b"two\n")
-    assert tail.behind(3)
     assert tail.poll() == [(3, "stderr", b"two\n")]
-    assert not tail.behind(3)
+    assert tail.poll() == []
 
 
 def test_a_flood_does_not_starve_the_others(tail: Tail, tmp_path: Path):
@@ -148,15 +147,6 @@ def test_a_directory_in_place_of_a_file_harms_nobody(tail: Tail, tmp_path: Path)
     assert [chunk for _ in range(5) for chunk in tail.poll()] == [(1, "stdout", b"x\n")]
 
 
-def test_a_dropped_rank_comes_back_with_another_file(tail: Tail, tmp_path: Path):
-    for generation in range(2):
-        append(tmp_path / f"0.{generation}.out", b"generation %d\n" % generation)
-        tail.add(0, "stdout", str(tmp_path / f"0.{generation}.out"))
-        assert read_all(tail) == b"generation %d\n" % generation
-        tail.drop(0)
-    assert tail.poll() == []
-
-
 def test_silence_slows_the_polls_and_a_word_quickens_them(tail: Tail, tmp_path: Path):
     tail.add(0, "stdout", str(tmp_path / "log"))
     for _ in range(50):
@@ -165,25 +155,3 @@ def test_silence_slows_the_polls_and_a_word_quickens_them(tail: Tail, tmp_path: 
     append(tmp_path / "log", b"x")
     tail.poll()
     assert tail.idle_s() == IDLE_MIN_S
-
-
-def test_the_last_lines_are_whole_lines(tmp_path: Path):
-    path = tmp_path / "log"
-    append(path, "".join(f"line {n} é\n" for n in range(50_000)).encode() + b" 10%\r 20%\nno newline \xff")
-    assert last_lines(str(path), 3) == ["line 49999 é", " 20%", "no newline \ufffd"]
-    many = last_lines(str(path), 100_000, bytes_max=1000)
-    assert 20 < len(many) < 100
-    assert all(line.startswith("line ") for line in many[:-2])
-
-
-def test_the_last_lines_of_little_or_nothing(tmp_path: Path):
-    assert last_lines(str(tmp_path / "none"), 5) == []
-    append(tmp_path / "empty", b"")
-    assert last_lines(str(tmp_path / "empty"), 5) == []
-    append(tmp_path / "one", b"x" * 100_000)
-    assert last_lines(str(tmp_path / "one"), 5, bytes_max=10) == ["x" * 10]
-
-
-def test_the_last_lines_say_where_a_hole_is(tmp_path: Path):
-    append(tmp_path / "log", b"head\n" + b"\0" * 20_000 + b"tail\n")
-    assert last_lines(str(tmp_path / "log"), 3) == ["", "... 20 kB of this log were cut here ...", "tail"]

@@ -1,16 +1,11 @@
-"""Cut the bytes of one rank's stream into pieces that can be shown: lines, and errors kept whole.
+"""Cut the bytes of one rank's stream into pieces that can be shown: lines, and tracebacks kept whole.
 
 Pure: the caller passes `now`. Files are read by `tail.py`, ranks are merged by `stream.py`.
 
-What is an error, and so is never collapsed with other ranks' lines:
-  - a traceback, on either stream: from its header (`Traceback (most recent call last):`, the `File "x", line`
-    that opens a syntax error, `Fatal Python error`, a faulthandler dump) to the exception line, plus whatever
-    the stream says in the 50 ms after it (chained exceptions, notes, longer messages). It is one piece.
-  - on stderr alone, a line that names an exception (`KeyError: 'x'`) or a level (`ERROR`, `FATAL`,
-    `CRITICAL`, glog's `E0523`), that begins with or has after a colon `error` or `fatal`, or that speaks of
-    an assertion, a segmentation fault, an abort or a lack of memory.
-A warning that merely contains the word "error" is an ordinary line. Colours are looked through, and so is
-`[rank3]:`, which torch puts before each line of a traceback.
+A traceback is one piece and never collapses with those of other ranks: from its header (`Traceback (most recent call
+last):`, the `File "x", line` that opens a syntax error, `Fatal Python error`, a faulthandler dump) to the exception
+line, plus whatever the stream says in the 50 ms after it (chained exceptions, notes, longer messages). Colours are
+looked through, and so is `[rank3]:`, which torch puts before each line of a traceback.
 """
 
 import re
@@ -33,17 +28,6 @@ _HEADER = re.compile(
 _HEADER_HINTS = (b"Traceback (most", b'  File "', b"Fatal Python", b"recent call first", b"terminate called")
 _MARKS = (*_HEADER_HINTS, b"\r")
 _GROUP_END = re.compile(rb"\s*\+-+\s*$")
-_ERROR = re.compile(
-    rb"(?:Error|Exception|KeyboardInterrupt)\b(?::|\s*$)"
-    rb"|\b(?:ERROR|FATAL|CRITICAL|PANIC)\b"
-    rb"|(?:^\s*|: )(?i:error|fatal|panic)\b"
-    rb"|\b(?i:assert(?:ion)?|segmentation fault|core dumped|aborted|out of memory|bus error)\b"
-)
-_ERROR_HINTS = (
-    *(b"error", b"exception", b"interrupt", b"fatal", b"critical", b"panic"),
-    *(b"assert", b"segmentation", b"core dumped", b"aborted", b"out of memory"),
-)
-_GLOG = re.compile(rb"\[?[EF]\d{3,4} ")
 
 
 class Piece(NamedTuple):
@@ -74,21 +58,10 @@ def split_long(line: bytes) -> list[bytes]:
     return parts
 
 
-def is_error(line: bytes) -> bool:
-    """Whether a line of stderr reads as an error; the module says what does."""
-    plain = _DECORATION.sub(b"", line) if line[:1] in b"\x1b[ " else line
-    lower = plain.lower()
-    # The words first: the expression alone would take four times as long.
-    if any(hint in lower for hint in _ERROR_HINTS) and _ERROR.search(plain):
-        return True
-    return _GLOG.match(plain) is not None
-
-
 class Source:
     """One stream of one rank. Every byte fed comes out once, in order, but for what a `\\r` rewrote."""
 
-    def __init__(self, *, errors: bool, rewrite_s: float) -> None:
-        self._errors = errors
+    def __init__(self, *, rewrite_s: float) -> None:
         self._rewrite_s = rewrite_s
         self._open = b""
         """What came since the last newline, or carriage return."""
@@ -166,7 +139,7 @@ class Source:
 
     def _is_plain(self, data: bytes, lines: list[bytes]) -> bool:
         """Whether these lines can pass without a look at each; the first may have begun before `data`."""
-        if self._errors or self._block or max(map(len, lines)) > LINE_MAX:
+        if self._block or max(map(len, lines)) > LINE_MAX:
             return False
         return not any(mark in text for text in (lines[0], data) for mark in _MARKS)
 
@@ -215,7 +188,7 @@ class Source:
         if _HEADER.match(plain):
             self._grow(line, now, pieces)
         else:
-            pieces.append(Piece(line, self._errors and is_error(line)))
+            pieces.append(Piece(line, False))
 
     def _grow(self, line: bytes, now: float, pieces: list[Piece]) -> None:
         """Add a line to the traceback, and see where in it we are."""

@@ -44,15 +44,12 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def bound(
-    path: str, bytes_max: int = BYTES_MAX, head: int = HEAD, *, reopens: bool = False, punches: bool = True
-) -> Bounded:
+def bound(path: str, bytes_max: int = BYTES_MAX, head: int = HEAD, *, punches: bool = True) -> Bounded:
     """Bring the disk space of a log below `bytes_max`, if it is above.
 
-    Keeps the first `head` bytes (at most a quarter of `bytes_max`) and half of what remains as the newest
-    tail: the other half is room to grow until the next call. `reopens` says that the writer opens the path
-    anew when it vanishes; `punches=False` that the file system is known not to punch. What a full or broken
-    disk does is returned in `trouble`, never raised.
+    Keeps the first `head` bytes (at most a quarter of `bytes_max`) and half of what remains as the newest tail: the
+    other half is room to grow until the next call. `punches=False` says that the file system cannot punch. What a
+    full or broken disk does is returned in `trouble`, never raised.
     """
     head = min(head, bytes_max // 4)
     try:
@@ -71,7 +68,7 @@ def bound(
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV):
                     return Bounded(0, f"log cannot be punched: {path}: {error.strerror}")
-        return _rotate(path) if reopens else _cut_back(path, fd, head, tail)
+        return _cut_back(path, fd, head, tail)
     except OSError as error:
         return Bounded(0, f"log cannot be bounded: {path}: {error.strerror}")
     finally:
@@ -94,12 +91,6 @@ def _punch(fd: int, head: int, tail: int) -> Bounded:
     punch_hole(fd, start, end - start)
     # The writer may have appended meanwhile: what was freed is at least this.
     return Bounded(max(0, before - os.fstat(fd).st_blocks * 512))
-
-
-def _rotate(path: str) -> Bounded:
-    freed = os.path.getsize(f"{path}.1") if os.path.exists(f"{path}.1") else 0
-    os.replace(path, f"{path}.1")
-    return Bounded(freed, f"log was rotated, holes are not supported here: {path}.1")
 
 
 def _cut_back(path: str, fd: int, head: int, tail: int) -> Bounded:

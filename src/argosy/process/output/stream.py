@@ -1,9 +1,9 @@
 """Merge the output of many ranks into one readable stream: equal lines collapse to `[0-63] text`.
 
-Pure: the caller passes bytes and `now`; `tail.py` reads the files, `lines.py` cuts lines and knows errors.
+Pure: the caller passes bytes and `now`; `tail.py` reads the files, `lines.py` cuts lines and tracebacks.
 
 S1  What a rank wrote to one stream comes out in that order, all of it, once.
-S2  Errors never collapse; a traceback is contiguous. They come at once, behind what their rank said before.
+S2  A traceback is contiguous and never collapses. It comes at once, behind what its rank said before.
 S3  A line waits for its like from other ranks at most `window_s`, and not once all the living have said it.
 S4  Pending lines are bounded by PENDING_MAX bytes; beyond, the oldest come out without waiting.
 """
@@ -168,7 +168,7 @@ class Merger:
         key = rank, stream
         source = self._sources.get(key)
         if source is None:
-            source = self._sources[key] = Source(errors=stream == "stderr", rewrite_s=self._rewrite_s)
+            source = self._sources[key] = Source(rewrite_s=self._rewrite_s)
         self._place(key, source.feed(data, now), now)
 
     def feed_all(self, chunks: Sequence[tuple[int, Stream, bytes]], now: float) -> None:
@@ -204,13 +204,6 @@ class Merger:
         self._release(merge(*leaving, key=lambda aged: aged.born))
         ready, self._ready = self._ready, []
         return ready
-
-    def next_due(self) -> float | None:
-        """When to call `due` again if nothing is fed before; None if nothing is pending."""
-        if self._ready:
-            return 0.0
-        lines = [line for lane in self._lanes.values() if (line := lane.oldest())]
-        return min([*self._waiting.values(), *(line.born + self._window_s for line in lines)], default=None)
 
     def render(self, out: Out, colour: bool) -> bytes:
         """The bytes to write for `out`: every line behind its ranks."""

@@ -8,7 +8,6 @@ import errno
 import os
 import re
 
-from argosy.process.output.lines import final_state
 from argosy.process.output.logfile import cut_note
 from argosy.process.output.stream import Stream
 
@@ -52,13 +51,13 @@ class _File:
             return 0
         return size - self._offset
 
-    def read(self, count: int) -> bytes:
-        """The next bytes to show, about `count` at most; none if a hole was skipped or reading failed."""
+    def read(self, count: int) -> bytes | None:
+        """The next bytes to show, about `count` at most; none if a hole was skipped, None if reading failed."""
         try:
             data = os.pread(self._fd, count, self._offset)
         except OSError:
             self.close()
-            return b""
+            return None
         # Zeros at the end wait for what follows them: a hole may begin there.
         text = data.rstrip(b"\0")
         if text:
@@ -145,25 +144,17 @@ class Tail:
         """Follow `path` from its beginning; it need not exist yet."""
         self._files.append(_File(rank, stream, path))
 
-    def drop(self, rank: int) -> None:
-        """Stop following the files of `rank`; ask `behind` first if everything must be read."""
-        for file in self._files:
-            if file.rank == rank:
-                file.close()
-        self._files = [file for file in self._files if file.rank != rank]
-
     def close(self) -> None:
         """Let go of all files."""
         for file in self._files:
             file.close()
         self._files = []
 
-    def behind(self, rank: int) -> bool:
-        """Whether files of `rank` hold bytes that were not read yet."""
-        return any(file.unread() for file in self._files if file.rank == rank)
-
     def poll(self) -> list[tuple[int, Stream, bytes]]:
-        """Read what came, a bounded amount; files that got nothing this time are first the next time."""
+        """Read what came, a bounded amount; files that got nothing this time are first the next time.
+
+        Nothing is returned only where nothing is left to read: a hole that is skipped counts as empty bytes.
+        """
         self._rounds += 1
         if self._rounds % _LOOK_EVERY == 0:
             for file in self._files:
@@ -181,7 +172,7 @@ class Tail:
         chunks: list[tuple[int, Stream, bytes]] = []
         for file in map(self._files.__getitem__, served):
             data = file.read(share)
-            if data:
+            if data is not None:
                 chunks.append((file.rank, file.stream, data))
         self._idle_s = IDLE_MIN_S if served else min(IDLE_MAX_S, self._idle_s * 1.25)
         return chunks
@@ -189,27 +180,3 @@ class Tail:
     def idle_s(self) -> float:
         """How long to wait before the next `poll`: short while something comes, longer in silence."""
         return self._idle_s
-
-
-def last_lines(path: str, n: int, bytes_max: int = 64 * 1024) -> list[str]:
-    """The last `n` lines of a log, within its last `bytes_max` bytes; empty if there is no such file.
-
-    Of a log that was cut back to its head, the lines before the cut come from `<path>.1`.
-    """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            start = max(0, size - bytes_max)
-            data = os.pread(file.fileno(), size - start, start)
-    except OSError:
-        return []
-    marks = [found.end() for found in _MARK.finditer(data)]
-    before: list[str] = []
-    if marks and os.path.exists(f"{path}.1"):
-        data, start = data[marks[-1] :], 0
-        before = last_lines(f"{path}.1", n, bytes_max)
-    data = _ZEROS.sub(lambda run: b"\n" + cut_note(len(run[0])), data)
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
-    if start and len(lines) > 1:
-        del lines[0]  # We came into the middle of it.
-    return [*before, *(final_state(line).decode(errors="replace") for line in lines)][-n:]

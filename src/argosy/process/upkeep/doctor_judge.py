@@ -11,7 +11,7 @@ import msgspec
 
 from argosy.process.upkeep.clean_plan import count, format_bytes
 
-TORCH: tuple[int, ...] = (2, 15)
+TORCH: tuple[int, int] = (2, 15)
 """The version that `argosy.Run` and the collectives need, and the newest that was tried."""
 NETWORK_FILE_SYSTEMS = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|afs|9p|glusterfs|fuse\.(sshfs|s3fs)")
 LOOKUP_S, SLOW_LOOKUP_S = 2.0, 0.5
