@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from checkpoint.scripts.elsewhere import network, trained
 from torch import nn
+from warm import warm
 
 from argosy.checkpoint import Saver, restore
 from argosy.core import ConfigError
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parent / "scripts/elsewhere.py"
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, what: str):
     """ZeroRedundancyOptimizer's shards become those of other ranks; a new rank keeps its own generator, and has rank
     0's values where each rank had others."""
-    command = [sys.executable, str(SCRIPT), what, str(tmp_path)]
+    command = [*warm(), str(SCRIPT), what, str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

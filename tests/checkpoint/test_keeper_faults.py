@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Event, Thread
@@ -13,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from checkpoint.keepers import Run, holdings, wait_for
+from warm import warm
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, list_steps, restore
 from argosy.checkpoint.keeper.life import Place
@@ -45,7 +45,7 @@ def scripts(run: Run, text: str, size: int = 1) -> list[str]:
     env = os.environ | run.places()
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT + text, run.directory, str(run.keeper_life.pid), str(rank), str(size)],
+            [*warm(), "-c", SCRIPT + text, run.directory, str(run.keeper_life.pid), str(rank), str(size)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoint.coded import Coded, Coder, coded
 from torch import nn
+from warm import warm
 
 from argosy.checkpoint import Saver, export, import_, restore
 from argosy.core import ConfigError
@@ -158,7 +159,7 @@ def test_ranks_that_cut_blocks_otherwise_get_them_exact_or_anew(tmp_path: Path):
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)],
+            [*warm(), str(script), str(tmp_path)],
             env=env | {"RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warm import warm
 
 import argosy
 from argosy.checkpoint import CorruptShard, Saver, restore
@@ -29,9 +30,7 @@ def test_one_ranks_failure_is_told_to_all(tmp_path: Path):
         "ARGOSY_RUNTIME_DIR": str(tmp_path / "rt"),
     }
     script = Path(__file__).with_name("stubborn.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=110
-    )
+    ended = subprocess.run([*warm(), str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 from seeds import each
+from warm import warm
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.reading import all_chunks
@@ -24,7 +25,7 @@ STATE_BYTES = 6 * 4 * 1024 * 1024
 def test_each_byte_is_read_by_one_rank_of_the_host(tmp_path: Path):
     script = Path(__file__).parent / "scripts/shared.py"
     env = os.environ | {"WORLD_SIZE": "3", "RENDEZVOUS": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(tmp_path / "run")]
+    command = [*warm(), str(script), str(tmp_path / "run")]
     ranks = [
         subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(3)
     ]

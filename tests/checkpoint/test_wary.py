@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from warm import warm
 
 import argosy
 from argosy.checkpoint import (
@@ -286,7 +287,7 @@ dist.barrier()
 
 
 def test_ranks_that_save_different_steps_are_told(tmp_path: Path):
-    command = [sys.executable, "-c", CROSSING, str(tmp_path)]
+    command = [*warm(), "-c", CROSSING, str(tmp_path)]
     begun = time.monotonic()
     ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
     said = [rank.communicate(timeout=100)[0] for rank in ranks]

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import warm
 
 import argosy
 from argosy.core import ConfigError
@@ -36,9 +36,7 @@ def test_four_ranks_move_split_fuse_stack_and_transpose(tmp_path: Path):
         "OMP_NUM_THREADS": "1",
     }
     script = Path(__file__).with_name("movers.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=100
-    )
+    ended = subprocess.run([*warm(), str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
 
 
