@@ -9,8 +9,9 @@ SANDBOX := $(VENV) tools/sandbox.py
 PYTEST := $(SANDBOX) $(VENV) -m pytest
 RUFF := $(VENV) -m ruff
 FAST := not system and not soak
+WORKERS := 2
 
-.PHONY: help environment demo test test-system check bench soak docs
+.PHONY: help environment demo test test-system check bench soak docs ruff pyright rust tests tests-without-native
 .DEFAULT_GOAL := help
 
 help:
@@ -43,30 +44,46 @@ demo:
 	@$(VENV) examples/demo.py
 
 check: environment
-	@echo "== ruff"; $(RUFF) check . && $(RUFF) format --check .
-	@echo "== pyright"; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV) -m pyright --pythonpath $(VENV)
+	@$(MAKE) --no-print-directory ruff pyright rust
+	@echo "== tidy"; $(PYTEST) -q tests/tidy
+
+# pyright and clippy run beside the tests, which wait now and then. Any failure ends `make test` with an error.
+test: environment
+	@$(SANDBOX) --alone $(MAKE) --no-print-directory --jobs ruff pyright rust tests tests-without-native
+	@echo "== make test: passed"
+
+ruff:
+	@$(RUFF) check --quiet . && $(RUFF) format --check --quiet . && echo "== ruff: passed"
+
+pyright:
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV) -m pyright --pythonpath $(VENV) && echo "== pyright: passed"
+
+rust:
 	@if ! command -v cargo >/dev/null; then echo "== rustfmt, clippy: skipped, cargo is not on PATH (https://rustup.rs)"; \
 	elif ! cargo clippy --version >/dev/null 2>&1 || ! cargo fmt --version >/dev/null 2>&1; then \
 	echo "== rustfmt, clippy: skipped, not installed (rustup component add rustfmt clippy)"; \
-	else echo "== rustfmt, clippy"; cd native && cargo fmt --check && cargo clippy --locked --release --quiet -- -D warnings; fi
-	@echo "== tidy"; $(PYTEST) -q tests/tidy
+	else cd native && cargo fmt --check && cargo clippy --locked --release --quiet -- -D warnings && \
+	echo "== rustfmt, clippy: passed"; fi
 
-test: check
-	@echo "== tests"; $(PYTEST) -n 2 -m "$(FAST)"
-	@echo "== tests of native code, without it"; ARGOSY_NATIVE=0 $(PYTEST) -n 2 -m "native and $(FAST)"
-	@echo "== make test: passed"
+# A file's tests run in one worker, since they share what is costly to start; conftest.py puts long files first.
+tests:
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(FAST)" && echo "== tests: passed"
+
+tests-without-native:
+	@ARGOSY_NATIVE=0 $(PYTEST) -q -m "native and $(FAST)" tests/native tests/transfer && \
+	echo "== tests of native code, without it: passed"
 
 test-system: environment
 	@tools/packages.sh tests/system/packages.txt
 	@$(VENV) -m pip --disable-pip-version-check install --quiet --no-input "transformers>=4.50"
-	@$(PYTEST) -v -m system
+	@$(SANDBOX) --alone $(VENV) -m pytest -v -m system
 	@echo "== make test-system: passed"
 
 bench: environment
 	@$(VENV) bench/run.py
 
 soak: environment
-	@$(PYTEST) -v -m soak
+	@$(SANDBOX) --alone $(VENV) -m pytest -v -m soak
 
 docs: environment
 	@$(VENV) tools/docs.py

@@ -368,8 +368,8 @@ def close(console: Console) -> None:
 
 
 def is_foreign(name: str) -> bool:
-    """Variables of an outer launcher or of pytest, which a user's terminal does not have."""
+    """Variables of an outer launcher, of pytest or make, which a user's terminal does not have."""
     if name in ("ARGOSY_SANDBOX", "ARGOSY_NATIVE"):
         return False
-    launchers = ("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_", "MASTER_", "OMP_")
+    launchers = ("ARGOSY_", "TORCHELASTIC_", "PYTEST_", "SLURM_", "MASTER_", "OMP_", "MAKE", "MFLAGS")
     return name.startswith(launchers) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")

@@ -229,6 +229,11 @@ def test_dynamo_is_preloaded_only_where_something_trains(tmp_path: Path) -> None
     assert DYNAMO in scan(tmp_path / "trains.py", False, sys.path)
 
 
+def test_a_script_without_torch_preloads_none_whatever_it_compiles(tmp_path: Path) -> None:
+    (tmp_path / "parses.py").write_text("import re\nre.compile('x')\n")
+    assert scan(tmp_path / "parses.py", False, sys.path) == ["re"]
+
+
 def test_the_compiler_is_preloaded_only_where_something_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import re, torch\nre.compile('x')\ntorch.optim.SGD([torch.ones(1)], lr=1)\n")
     (tmp_path / "compiles.py").write_text("import torch\ntorch.compile(torch.nn.Linear(1, 1))\n")

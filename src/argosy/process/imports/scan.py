@@ -204,7 +204,8 @@ def scan(
         _remember(memory, walk.read)
     if any(_NATIVE.match(setting) and setting == name for name, setting in walk.settings.items()):
         return []
-    trains = walk.trains or _needs_torch(walk.finder, {top(entry) for entry in walk.entries} - {"torch"})
+    trains = _needs_torch(walk.finder, {top(entry) for entry in walk.entries} - {"torch"})
+    trains = trains or (walk.torch and walk.trains)
     first: tuple[str, ...] = ()
     entries = walk.entries
     if (walk.torch or trains) and walk.finder.find("torch") is not None:
