@@ -3,8 +3,6 @@
 SHELL := /bin/bash
 PYTHON ?=
 VENV := .venv/bin/python
-# Python may write .pyc files: uv installs none, and without them every start compiles torch's modules.
-unexport PYTHONDONTWRITEBYTECODE
 SANDBOX := $(VENV) tools/sandbox.py
 PYTEST := $(SANDBOX) $(VENV) -m pytest
 RUFF := $(VENV) -m ruff
@@ -41,7 +39,8 @@ environment:
 
 demo:
 	$(call set_up,demo)
-	@$(VENV) examples/demo.py
+	@# uv compiles no bytecode for the demo: without that of this run every start would compile torch.
+	@env -u PYTHONDONTWRITEBYTECODE $(VENV) examples/demo.py
 
 check: environment
 	@$(MAKE) --no-print-directory ruff pyright rust

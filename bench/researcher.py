@@ -57,7 +57,7 @@ def clone_and_step(stage: Stage) -> float:
     began_at = time.time()
     set_up = (
         ["git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), str(clone)],
-        [sys.executable, str(clone / "tools" / "environment.py"), sys.executable],
+        [sys.executable, str(clone / "tools" / "environment.py"), "demo", sys.executable],
     )
     for command in set_up:
         with stage.live(command) as done:

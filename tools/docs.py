@@ -1,4 +1,4 @@
-"""Check README.md and docs/: every link to a file or heading of the repository leads somewhere."""
+"""Check that every link in README.md and docs/ to a file or heading of the repository works."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """The names under which a page's headings can be linked to."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+\s+(.+?)\s*$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -19,7 +19,7 @@ def broken_links(page: Path) -> list[str]:
     broken: list[str] = []
     for link in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
-            continue  # Another site's: not looked up, so that this works offline.
+            continue  # Links to other sites are not checked: this works offline.
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         missing = not target.exists() or (
@@ -34,7 +34,7 @@ def main() -> int:
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     broken = [link for page in pages for link in broken_links(page)]
     for link in broken:
-        print(f"docs: leads nowhere: {link}", file=sys.stderr)
+        print(f"docs: broken link: {link}", file=sys.stderr)
     print(f"docs: {len(pages)} pages, {len(broken)} broken links")
     return 1 if broken else 0
 
