@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from seeds import each
 
 from argosy.process.output.lines import BULK, LINE_MAX, Source
