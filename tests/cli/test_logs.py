@@ -25,5 +25,5 @@ def test_a_run_that_has_just_begun_has_written_nothing_yet(tmp_path: Path):
 
 
 def test_of_an_ended_run_without_output_that_is_an_error(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no output was kept"):
+    with pytest.raises(ConfigError, match="has written nothing"):
         CliRunner().invoke(command, [recorded(tmp_path, "ended")], standalone_mode=False, catch_exceptions=False)

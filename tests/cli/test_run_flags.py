@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from console import REPOSITORY, Console
 from torch.distributed.run import get_args_parser
 
-from argosy.cli import launching
-from argosy.cli.launching import Options, choose_restart, parse_dims, parse_threads, read_secrets
+from argosy.cli import launch_builder
+from argosy.cli.launch_builder import Options, choose_restart, parse_dims, parse_threads, read_secrets
 from argosy.cli.run import command
-from argosy.cli.torchrun import IGNORED, say_ignored, shown_streams, visible_devices
+from argosy.cli.torchrun_flags import IGNORED, say_ignored, shown_streams, visible_devices
 from argosy.core import ConfigError
 from argosy.process import Restart
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_started_is_refused_before_anything_is(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError):
-        launching.check_target(kind, target)
+        launch_builder.check_target(kind, target)
 
 
 @pytest.mark.parametrize(

@@ -123,14 +123,14 @@ def test_a_script_that_cannot_be_read_is_refused(host: Console, tmp_path: Path):
     secret.touch(mode=0o600)
     program = (
         "import os, sys\nos.setuid(65534)\n"
-        "from argosy.cli.launching import check_target\nfrom argosy.core import ConfigError\n"
+        "from argosy.cli.launch_builder import check_target\nfrom argosy.core import ConfigError\n"
         "try: check_target('script', sys.argv[1])\n"
         "except ConfigError as error: print(error)\n"
     )
     for directory in [tmp_path, *tmp_path.parents]:
         if str(directory) not in ("/", "/tmp") and directory.stat().st_uid == 0:
             directory.chmod(directory.stat().st_mode | 0o011)
-    ended = host.run([sys.executable, "-c", "import argosy.cli.launching\n" + program, str(secret)])
+    ended = host.run([sys.executable, "-c", "import argosy.cli.launch_builder\n" + program, str(secret)])
     assert "cannot be read" in ended.text
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argosy.cli.torchrun import UnderscoreCommand, ignored_flags, say_ignored
+from argosy.cli.torchrun_flags import UnderscoreCommand, ignored_flags, say_ignored
 from argosy.core import ConfigError
 
 OF_TORCHRUN = frozenset(
@@ -83,7 +83,7 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
       argosy run -n 4 -m package.train        a module
       argosy run -n 4 -- ./program --flag     any program
     """
-    from argosy.cli.launching import Options, start
+    from argosy.cli.launch_builder import Options, start
 
     given = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     fields = {name: value for name, value in options.items() if name in Options.__struct_fields__}

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from argosy.cli.launching import check_seconds
+from argosy.cli.launch_builder import check_seconds
 from argosy.cli.tables import print_json
 from argosy.core import DeadlinePassed, PeerLost
 

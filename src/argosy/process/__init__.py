@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from argosy.process.host.messages import Welcome as Welcome
     from argosy.process.imports.scan import fingerprint as fingerprint
     from argosy.process.imports.scan import scan as scan
-    from argosy.process.output.stream import Merger as Merger
+    from argosy.process.output.follower import Follower as Follower
+    from argosy.process.output.stream import Out as Out
     from argosy.process.output.stream import Stream as Stream
-    from argosy.process.output.tail import Tail as Tail
     from argosy.process.rank.environment import open_environment as open_environment
     from argosy.process.rank.environment import own_limits as own_limits
     from argosy.process.rank.environment import seal_environment as seal_environment
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from argosy.process.terminal.client import find_living as find_living
     from argosy.process.terminal.client import list_runs as list_runs
     from argosy.process.terminal.client import reach_agent as reach_agent
+    from argosy.process.terminal.client import submit as submit
     from argosy.process.terminal.foreground import Foreground as Foreground
     from argosy.process.upkeep.clean_do import remove as remove
     from argosy.process.upkeep.clean_do import remove_empty as remove_empty

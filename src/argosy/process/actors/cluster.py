@@ -8,7 +8,7 @@ from argosy.core import ConfigError, DeadlinePassed
 from argosy.fabric import Server, here, runtime_dir
 from argosy.process.actors.handles import Grid, check_endpoints
 from argosy.process.actors.host import Housed, housed_here, run_folder, socket_path
-from argosy.process.actors.launching import Wanted, make_launch, submit
+from argosy.process.actors.launching import Wanted, start
 from argosy.process.actors.mesh import Mesh
 from argosy.process.actors.watching import Watcher
 from argosy.process.run.restart import Restart
@@ -54,7 +54,7 @@ class Cluster:
             spares=spares,
             hang_after_s=hang_after_s,
         )
-        link, welcome = submit(*make_launch(wanted))
+        link, welcome = start(wanted)
         folder = str(runtime_dir() / "runs" / welcome.run)
         grid = Grid(Path(welcome.directory).name, folder, welcome.directory, tuple(shape.items()))
         mesh = Mesh(grid, Watcher(link, welcome, self._show), range(grid.size), shape)

@@ -3,25 +3,24 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from argosy.core import ConfigError, PeerLost
+from argosy.core import ConfigError
 from argosy.fabric import Link, cache_dir
 from argosy.process.actors.host import PATH
-from argosy.process.host.messages import LaunchRun, ToClient, Welcome
+from argosy.process.host.messages import ToClient, Welcome
 from argosy.process.imports.scan import TORCH, fingerprint, scan
 from argosy.process.rank.environment import seal_environment
 from argosy.process.run.launch import Launch, rank_defaults
 from argosy.process.run.restart import Restart
 from argosy.process.run.rundir import default_name
 from argosy.process.run.zygote_key import zygote_key
-from argosy.process.terminal.client import ask, reach_agent
+from argosy.process.terminal.client import submit
 
 HOST = "argosy.process.actors"
 _NEEDED = ("argosy.process.actors.host", "argosy.process.actors.handles")
@@ -104,25 +103,14 @@ def _check_kinds(wanted: Wanted) -> None:
             raise ConfigError(f"{name} takes a list of words: {value!r}", hint=f"{name}={value.split()}")
 
 
-def submit(launch: Launch, environment: Mapping[str, str]) -> tuple[Link[ToClient], Welcome]:
-    """Hand the launch to the agent; an agent that is just leaving is replaced by a new one."""
+def start(wanted: Wanted) -> tuple[Link[ToClient], Welcome]:
+    """Launch a mesh or a program."""
+    launch, environment = make_launch(wanted)
     sealed = seal_environment(environment, {})
     try:
-        for attempt in range(3):
-            link = reach_agent()
-            try:
-                answer = ask(link, LaunchRun(launch), [sealed])
-            except PeerLost:
-                link.close()
-                if attempt == 2:
-                    raise
-                time.sleep(0.05)
-                continue
-            assert isinstance(answer, Welcome)
-            return link, answer
+        return submit(launch, [sealed])
     finally:
         os.close(sealed)
-    raise AssertionError
 
 
 def preloads(asked: Sequence[str] | None) -> list[str]:

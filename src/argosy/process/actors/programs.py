@@ -10,7 +10,7 @@ import msgspec
 
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.process.actors.events import Events
-from argosy.process.actors.launching import GRACE_S, Wanted, make_launch, submit
+from argosy.process.actors.launching import GRACE_S, Wanted, start
 from argosy.process.actors.readiness import Readiness, Tcp
 from argosy.process.actors.watching import Watcher
 from argosy.process.host.messages import SignalRun, Welcome
@@ -35,7 +35,7 @@ class Program:
     """A program on the ranks of a mesh, owned by this process."""
 
     def __init__(self, wanted: Wanted, show: bool) -> None:
-        link, self._welcome = submit(*make_launch(wanted))
+        link, self._welcome = start(wanted)
         self._watcher = Watcher(link, self._welcome, show)
 
     @property

@@ -14,8 +14,8 @@ from argosy.core import ArgosyError, PeerLost, RankId
 from argosy.fabric import Link
 from argosy.process.actors.events import Events, MeshEvent, event_of
 from argosy.process.host.messages import Happened, Notice, StopRun, ToClient, WatchRun, Welcome
-from argosy.process.output.stream import Merger, Stream
-from argosy.process.output.tail import Tail
+from argosy.process.output.follower import Follower
+from argosy.process.output.stream import Stream
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import ask, connect_agent, reach_agent
@@ -35,8 +35,7 @@ class Watcher:
         self.ended = threading.Event()
         self.code: int | None = None
         self._link, self._welcome = link, welcome
-        self._merger = Merger(welcome.size, prefix=welcome.size > 1)
-        self._tail = Tail() if show and welcome.size <= SHOWN_MAX else None
+        self._follower = Follower(welcome.size) if show and welcome.size <= SHOWN_MAX else None
         self._followed: set[RankId] = set()
         self._let_go = False
         self._thread = threading.Thread(target=self._watch, name="argosy watcher", daemon=True)
@@ -71,7 +70,7 @@ class Watcher:
             poller = select.poll()
             poller.register(self._link, select.POLLIN)
             try:
-                if poller.poll((LOOK_S if self._tail is not None else 1.0) * 1000):
+                if poller.poll((LOOK_S if self._follower is not None else 1.0) * 1000):
                     for message, _ in self._link.receive():
                         self._hear(message)
             except PeerLost:
@@ -91,11 +90,11 @@ class Watcher:
         if not isinstance(message, Happened):
             return
         fact = message.fact
-        if isinstance(fact, facts.RankStarted) and self._tail is not None and fact.rank not in self._followed:
+        if isinstance(fact, facts.RankStarted) and self._follower is not None and fact.rank not in self._followed:
             self._followed.add(fact.rank)
             for stream, ending in STREAMS:
                 path = f"{self._welcome.logs}/{fact.rank.index}.{fact.rank.generation}.{ending}"
-                self._tail.add(fact.rank.index, stream, path)
+                self._follower.add(fact.rank.index, stream, path)
         if isinstance(fact, facts.LaunchEnded):
             self.code = fact.code
         if (event := event_of(fact)) is not None:
@@ -107,19 +106,12 @@ class Watcher:
 
     def _show(self, final: bool = False) -> None:
         """Print what the ranks wrote."""
-        if self._tail is None:
+        if self._follower is None:
             return
-        while chunks := self._tail.poll():
-            self._merger.feed_all(chunks, time.monotonic())
-            if not final:
-                break
-        if final:
-            for index in range(self._welcome.size):
-                self._merger.close(index, time.monotonic())
-        for out in self._merger.due(time.monotonic() + (60 if final else 0)):
+        for out in self._follower.rest() if final else self._follower.outs():
             target = sys.stdout if out.stream == "stdout" else sys.stderr
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                target.write(self._merger.render(out, colour=False).decode(errors="replace"))
+                target.write(self._follower.render(out, colour=False).decode(errors="replace"))
                 target.flush()
 
     def _reconnect(self) -> None:

@@ -14,6 +14,7 @@ from argosy.fabric import Link, connect, runtime_dir
 from argosy.process.host.between import runs_between
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.messages import (
+    LaunchRun,
     ListRuns,
     Message,
     RankInfo,
@@ -22,8 +23,10 @@ from argosy.process.host.messages import (
     Runs,
     Shutdown,
     ToClient,
+    Welcome,
     to_client,
 )
+from argosy.process.run.launch import Launch
 from argosy.process.run.owner import is_elsewhere, read_owner
 from argosy.process.run.rundir import find_run, indexed_runs, read_record
 
@@ -79,6 +82,26 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
     if isinstance(answer, Refused):
         raise ConfigError(answer.reason, hint=answer.hint)
     return answer
+
+
+def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]:
+    """Start a run; an agent that is just ending is replaced by a new one.
+
+    `fds` are the sealed environment and, if the run has one, standard input.
+    """
+    for attempt in range(3):
+        link = reach_agent()
+        try:
+            answer = ask(link, LaunchRun(launch, stdin=len(fds) > 1), fds)
+        except PeerLost:
+            link.close()
+            if attempt == 2:
+                raise
+            time.sleep(0.05)
+            continue
+        assert isinstance(answer, Welcome)
+        return link, answer
+    raise AssertionError
 
 
 def end_daemons(by: str, timeout_s: float) -> None:

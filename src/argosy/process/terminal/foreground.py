@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -28,8 +28,8 @@ from argosy.process.host.messages import (
     WatchRun,
     Welcome,
 )
-from argosy.process.output.stream import Merger, Stream
-from argosy.process.output.tail import Tail
+from argosy.process.output.follower import Follower
+from argosy.process.output.stream import Out, Stream
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import reach_agent
@@ -53,8 +53,7 @@ class Foreground:
     def __init__(self, link: Link[ToClient], welcome: Welcome, shown: Sequence[tuple[Stream, ...]] | None) -> None:
         """`shown` are the streams of each rank that reach the terminal; None: facts as lines of JSON instead."""
         self._link, self._welcome, self._shown = link, welcome, shown
-        self._merger = Merger(welcome.size, prefix=welcome.size > 1)
-        self._tail = Tail()
+        self._follower = Follower(welcome.size)
         self._teller = Teller(welcome.size)
         self._folder = Folder(self._log_of)
         self._generations: dict[int, int] = {}
@@ -89,7 +88,7 @@ class Foreground:
         poller = select.poll()
         poller.register(self._link, select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
         try:
-            ready = self._link.has_messages or poller.poll(self._tail.idle_s() * 1000)
+            ready = self._link.has_messages or poller.poll(self._follower.idle_s() * 1000)
             self._forward()
             if ready:
                 self._link.flush()
@@ -125,7 +124,7 @@ class Foreground:
                 self._follow(rank)  # One that could not start has its reason in its log.
                 self._explained |= not asked
                 self._drain(final=True)
-                self._merger.close(rank.index, time.monotonic())
+                self._follower.close(rank.index)
             case facts.LaunchEnded(code=code, reason=reason):
                 self._code, self._reason = code, reason
             case _:
@@ -145,7 +144,7 @@ class Foreground:
         self._followed.add(rank)
         self._generations[rank.index] = rank.generation
         for stream in self._shown[rank.index] if self._shown is not None else ():
-            self._tail.add(rank.index, stream, self._log_of(rank.index, stream))
+            self._follower.add(rank.index, stream, self._log_of(rank.index, stream))
 
     def _log_of(self, index: int, stream: Stream) -> str:
         """The file that the newest process of a rank writes to."""
@@ -154,21 +153,15 @@ class Foreground:
 
     def _drain(self, final: bool = False) -> None:
         """Show what the ranks wrote; `final` until the files are read to their ends."""
-        while True:
-            chunks = self._tail.poll()
-            now = time.monotonic()
-            self._merger.feed_all(chunks, now)
-            self._write(now)
-            if not final or not chunks:
-                return
+        self._write(self._follower.outs(final=final))
 
-    def _write(self, now: float, *, final: bool = False) -> None:
-        outs = self._merger.due(now)
-        for out in self._folder.take(outs, now, final=final) if self._welcome.size > 1 else outs:
+    def _write(self, outs: Iterable[Out], *, final: bool = False) -> None:
+        folded = self._folder.take(outs, time.monotonic(), final=final) if self._welcome.size > 1 else outs
+        for out in folded:
             if isinstance(out, str):
                 self._say(out)
             else:
-                self._put(out.stream, self._merger.render(out, self._colour))
+                self._put(out.stream, self._follower.render(out, self._colour))
 
     def _put(self, stream: Stream, data: bytes) -> None:
         """Write to the terminal, whatever it is; the run does not depend on it."""
@@ -190,9 +183,7 @@ class Foreground:
             print(f"argosy: {text}", file=sys.stderr, flush=True)
 
     def _farewell(self, code: int) -> None:
-        for index in range(self._welcome.size):
-            self._merger.close(index, time.monotonic())
-        self._write(time.monotonic() + 60, final=True)
+        self._write(self._follower.rest(), final=True)
         if code and code < 128 and not self._explained and not self._chatty:
             self._say(self._reason)
         if code and self._chatty:

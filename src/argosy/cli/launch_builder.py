@@ -1,11 +1,13 @@
-"""From the options of `argosy run` to a launch that the agent can start."""
+"""Turn the options of `argosy run` into a launch, and hand it to the agent.
+
+Functions that check or parse raise ConfigError.
+"""
 
 import math
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -15,58 +17,43 @@ from typing import Literal
 
 import msgspec
 
-from argosy.cli.torchrun import shown_streams, visible_devices
-from argosy.core import ConfigError, PeerLost
-from argosy.fabric import Link, cache_dir
+from argosy.cli.torchrun_flags import shown_streams, visible_devices
+from argosy.core import ConfigError
+from argosy.fabric import cache_dir
 from argosy.process import (
     Foreground,
     Launch,
-    LaunchRun,
     Restart,
-    ToClient,
-    Welcome,
-    ask,
     default_name,
     fingerprint,
     own_limits,
     parse_restart,
     rank_defaults,
-    reach_agent,
     scan,
     seal_environment,
+    submit,
     zygote_key,
 )
 
 RANKS_MAX = 4096
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 AUTO_PER_HOUR = 240
-"""Replacements of ranks that fail by themselves: more often than every 15 s something else is wrong."""
+"""Restarts of ranks that fail by themselves: more often than every 15 s, something else is wrong."""
 AUTO_STARTUP = 10
-"""In a row, without a step between them."""
-
-
-OF_RANKS = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ]
+"""Restarts in a row without a step between them."""
+OF_RANKS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
-"""Variables that every rank gets a value of its own for."""
+"""Variables that Argosy sets for each rank."""
 RESERVED = ("", ".", "..", "last", "leftovers")
-"""Mean something else to the commands that take a run."""
+"""Names that mean something else to the commands that take a run."""
+
+Kind = Literal["script", "module", "program"]
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What was asked for, as click parsed it."""
+    """The options of `argosy run`, as click parsed them."""
 
     ranks: str | None = None
     alone: bool = False
@@ -95,17 +82,13 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 def start(options: Options, target: str, args: list[str], program: bool) -> int:
-    """Start the run; returns the exit code, or 0 at once if it is detached."""
-    kind: Literal["script", "module", "program"] = "program" if program else "module" if options.module else "script"
-    check_place()
+    """Start the run; returns its exit code, or 0 at once if it is detached."""
+    kind: Kind = "program" if program else "module" if options.module else "script"
+    check_directory()
     check_text([target, *args, options.name or "", options.directory or ""])
     check_target(kind, target)
-    for flag, seconds in (
-        ("grace", options.grace),
-        ("hang-after", options.hang_after),
-        ("hang-timeout", options.hang_timeout),
-    ):
-        check_seconds(flag, seconds)
+    for flag in ("grace", "hang_after", "hang_timeout"):
+        check_seconds(flag.replace("_", "-"), getattr(options, flag))
     dims = parse_dims(options)
     one = is_one_stream(options, prod(dims.values()))
     shown = shown_streams("2" if one else options.redirects, prod(dims.values()), options.local_ranks_filter)
@@ -113,12 +96,12 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
     sealed = seal_environment(environment, secrets, own_limits())
-    link, welcome = submit(launch, sealed)
+    link, welcome = submit(launch, [sealed] if options.detach else [sealed, 0])
     if options.as_json:
         print(msgspec.json.encode(welcome).decode(), flush=True)
     elif options.detach:
         name = os.path.basename(welcome.directory)
-        print(f"{name} runs detached in {os.path.relpath(welcome.directory)}", flush=True)
+        print(f"started {name} in {os.path.relpath(welcome.directory)}", flush=True)
         print(f"  argosy logs -f {name}\n  argosy stop {name}", file=sys.stderr)
     try:
         return 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
@@ -127,34 +110,16 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
 
 
 def is_one_stream(options: Options, size: int) -> bool:
-    """Whether both streams of the only rank end up in one place anyway, such as a terminal."""
+    """Whether both streams of the only rank go to the same place, such as a terminal."""
     apart = options.detach or options.as_json or (options.redirects, options.tee) != ("0", "0")
     with suppress(OSError):
         return size == 1 and not apart and os.path.sameopenfile(1, 2)
     return False
 
 
-def submit(launch: Launch, sealed: int) -> tuple[Link[ToClient], Welcome]:
-    """Hand the launch to the agent; an agent that is just leaving is replaced by a new one."""
-    fds = [sealed] if launch.detached else [sealed, 0]
-    for attempt in range(3):
-        link = reach_agent()
-        try:
-            answer = ask(link, LaunchRun(launch, stdin=not launch.detached), fds)
-        except PeerLost:
-            if attempt == 2:
-                raise
-            link.close()
-            time.sleep(0.05)
-            continue
-        assert isinstance(answer, Welcome)
-        return link, answer
-    raise AssertionError
-
-
 def make_launch(
     options: Options,
-    kind: Literal["script", "module", "program"],
+    kind: Kind,
     target: str,
     args: list[str],
     dims: dict[str, int],
@@ -206,11 +171,7 @@ def make_launch(
 
 
 def number_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """A variable that holds a number.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """A variable that holds a number, not negative."""
     text = environment.get(name, "")
     try:
         number = float(text or default)
@@ -222,21 +183,13 @@ def number_from(environment: Mapping[str, str], name: str, default: float) -> fl
 
 
 def check_seconds(flag: str, seconds: float | None) -> None:
-    """Refuse what is no duration.
-
-    Raises:
-        ConfigError: negative, infinite or not a number.
-    """
+    """Refuse seconds that are negative, infinite or not a number."""
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"--{flag} must be a number of seconds: {seconds}")
 
 
-def check_place() -> None:
-    """Refuse to start from nowhere.
-
-    Raises:
-        ConfigError: the working directory was removed.
-    """
+def check_directory() -> None:
+    """Refuse to start from a directory that was removed."""
     try:
         os.getcwd()
     except OSError as error:
@@ -244,47 +197,28 @@ def check_place() -> None:
 
 
 def check_text(words: Sequence[str]) -> None:
-    """Refuse bytes that are no text: they could be neither sent nor written down.
-
-    Raises:
-        ConfigError: a word is not UTF-8.
-    """
+    """Refuse bytes that are not UTF-8: they could be neither sent nor written down."""
     for word in words:
         if any("\udc80" <= letter <= "\udcff" for letter in word):
             raise ConfigError(f"not UTF-8: {os.fsencode(word)!r}", hint="names and arguments must be text")
 
 
 def check_target(kind: str, target: str) -> None:
-    """Refuse what cannot be started, before anything is.
-
-    Raises:
-        ConfigError: there is no such script, module or program.
-    """
-    match kind:
-        case "script":
-            if not os.path.isfile(target):
-                what = "is a directory" if os.path.isdir(target) else "does not exist"
-                raise ConfigError(
-                    f"the script {what}: {target}", hint="programs are started with `argosy run -- PROGRAM`"
-                )
-            if not os.access(target, os.R_OK):
-                raise ConfigError(f"the script cannot be read: {target}")
-        case "program":
-            if shutil.which(target) is None:
-                if not os.path.exists(target) or os.sep not in target:
-                    raise ConfigError(f"no such program: {target}")
-                what = "is a directory" if os.path.isdir(target) else "is not executable"
-                raise ConfigError(f"the program {what}: {target}")
-        case _:
-            pass  # python itself says best what is wrong with a module
+    """Refuse a script or program that does not exist; about a module python itself says it best."""
+    if kind == "script" and not os.path.isfile(target):
+        what = "is a directory" if os.path.isdir(target) else "does not exist"
+        raise ConfigError(f"the script {what}: {target}", hint="programs are started with `argosy run -- PROGRAM`")
+    if kind == "script" and not os.access(target, os.R_OK):
+        raise ConfigError(f"the script cannot be read: {target}")
+    if kind == "program" and shutil.which(target) is None:
+        if not os.path.exists(target) or os.sep not in target:
+            raise ConfigError(f"no such program: {target}")
+        what = "is a directory" if os.path.isdir(target) else "is not executable"
+        raise ConfigError(f"the program {what}: {target}")
 
 
 def parse_dims(options: Options) -> dict[str, int]:
-    """The mesh: named dimensions, or one called `rank`.
-
-    Raises:
-        ConfigError: not a positive number.
-    """
+    """The mesh: named dimensions, or one called `rank`."""
     if options.mesh:
         if options.ranks:
             raise ConfigError("give either -n or --mesh, not both")
@@ -294,7 +228,7 @@ def parse_dims(options: Options) -> dict[str, int]:
             raise ConfigError(f"--mesh must look like dp=2,tp=2: {options.mesh!r}") from None
         dims = dict(pairs)
         if len(dims) < len(pairs) or "" in dims:
-            raise ConfigError(f"the dimensions of --mesh need names, each its own: {options.mesh!r}")
+            raise ConfigError(f"each dimension of --mesh needs a name of its own: {options.mesh!r}")
     else:
         text = options.ranks or "1"
         if text in ("cpu", "auto"):
@@ -305,14 +239,14 @@ def parse_dims(options: Options) -> dict[str, int]:
             raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
         dims = {"rank": int(text)}
     if prod(dims.values()) > RANKS_MAX:
-        raise ConfigError(f"one host takes {RANKS_MAX} ranks at most: {prod(dims.values())}")
+        raise ConfigError(f"at most {RANKS_MAX} ranks per host: {prod(dims.values())}")
     if min(dims.values()) < 1:
         raise ConfigError(f"the number of ranks must be positive: {options.mesh or options.ranks}")
     return dims
 
 
 def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
-    """`--max-restarts` alone means all ranks, as for torchrun; without either it depends on who owns the loop."""
+    """`--max-restarts` alone restarts all ranks, as torchrun does; without either, `argosy.Run` gets ranks back."""
     if options.restart is None:
         if options.max_restarts is None:
             return Restart(policy="auto", per_hour=AUTO_PER_HOUR, startup_max=AUTO_STARTUP)
@@ -323,7 +257,7 @@ def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
     if restart.policy == "group" and restart.along not in dims:
         raise ConfigError(
             f"--restart group needs a dimension of the mesh: {options.restart}",
-            hint=f"it has {', '.join(dims)}",
+            hint=f"the mesh has {', '.join(dims)}",
         )
     return restart
 
@@ -340,11 +274,7 @@ def parse_threads(text: str | None, size: int) -> int:
 
 
 def read_secrets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of `--secret NAME` (from the environment) and `--secret NAME=FILE`.
-
-    Raises:
-        ConfigError: there is no such variable, or the file cannot be read.
-    """
+    """The values of `--secret NAME` (from the environment) and `--secret NAME=FILE`."""
     secrets: dict[str, str] = {}
     for given in names:
         name, equals, path = given.partition("=")
