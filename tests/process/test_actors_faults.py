@@ -370,9 +370,13 @@ def test_threads_share_a_link(worker):
 
 def test_an_interrupt_is_heard_at_once_and_stops_the_callee(worker):
     worker.square(1).get()
-    with pytest.raises(KeyboardInterrupt):
+
+    def sleep() -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         worker.sleep(10_000).get()
+
+    with pytest.raises(KeyboardInterrupt):
+        sleep()
     assert worker.square(2).get() == 4
 
 
