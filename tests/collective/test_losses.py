@@ -102,15 +102,21 @@ dist.barrier()
 """
 
 LEFT = """
-import os, signal, threading
+import os, signal, sys, threading, time, traceback
 from argosy.core import PeerLost
 form()
 told = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 dist.barrier()
+def interrupt():
+    main = threading.main_thread().ident
+    while "all_reduce" not in [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
 if rank == 0:
     told.wait(["interrupted"])
 else:
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=interrupt).start()
 try:
     dist.all_reduce(torch.ones(3))
 except (PeerLost, KeyboardInterrupt) as error:

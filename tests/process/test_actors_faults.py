@@ -328,20 +328,25 @@ def test_a_hundred_thousand_calls_of_all_kinds_leave_nothing_behind(worker):
 
 
 def compare(worker, call: Callable[[int], None], before_count: int, count: int) -> None:
-    """After `before_count` calls, `count` more leave memory and descriptors of both ends as they were."""
+    """After `before_count` calls, `count` more leave memory and descriptors of both ends as they were.
+
+    What else happens in both processes may take some once; what each call leaves behind is there every time.
+    """
 
     def measure() -> tuple[int, int, int, int]:
         mine, theirs = psutil.Process(), psutil.Process(worker.pid().get())
         return mine.num_fds(), theirs.num_fds(), mine.memory_info().rss, theirs.memory_info().rss
 
     call(before_count)
-    before = measure()
-    call(count)
-    gc.collect()
-    after = measure()
-    assert max(after[0] - before[0], after[1] - before[1]) <= 2  # A segment more or less is in use.
-    assert after[2] - before[2] < 8 << 20
-    assert after[3] - before[3] < 8 << 20
+    grown: list[list[int]] = []
+    for _ in range(4):
+        before = measure()
+        call(count)
+        gc.collect()
+        grown.append([now - then for then, now in zip(before, measure(), strict=True)])
+        if max(grown[-1][:2]) <= 2 and max(grown[-1][2:]) < 8 << 20:  # A segment more or less is in use.
+            return
+    raise AssertionError(f"descriptors and bytes, here and there, after {count} calls each time: {grown}")
 
 
 def test_threads_share_a_link(worker):
@@ -365,12 +370,14 @@ def test_threads_share_a_link(worker):
 
 def test_an_interrupt_is_heard_at_once_and_stops_the_callee(worker):
     worker.square(1).get()
-    began = time.monotonic()
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def sleep() -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        worker.sleep(10_000).get()
+
     with pytest.raises(KeyboardInterrupt):
-        worker.sleep(100).get()
+        sleep()
     assert worker.square(2).get() == 4
-    assert time.monotonic() - began < 60
 
 
 def test_killing_the_agent_touches_no_call(cluster: Cluster, worker):
