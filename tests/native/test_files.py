@@ -85,7 +85,7 @@ def test_errors_keep_their_number(module: ModuleType, tmp_path: Path):
     os.close(full)
     with pytest.raises(OSError, match="Bad file descriptor"):
         module.read_files(packed((1 << 29, 0, 4_096, 1, 0, 0, 0, 0)), b"", b"", 1)
-    with pytest.raises(ValueError, match="sends that are not there"):
+    with pytest.raises(ValueError, match="sends that do not exist"):
         module.read_files(packed((0, 0, 4_096, 1, 0, 1, 0, 0)), b"", b"", 1)
     with pytest.raises(ValueError, match="a record has 32 bytes"):
         module.write_files(b"12345", 1)

@@ -1,17 +1,11 @@
 """Vocabulary shared by every room: ids, statuses, errors. No I/O."""
 
-from argosy.core.errors import ArgosyError, ConfigError, DeadlinePassed, PeerLost
-from argosy.core.ids import RankId, format_ranks, parse_ranks
-from argosy.core.status import WaitStatus, signal_name
-
-__all__ = [
-    "ArgosyError",
-    "ConfigError",
-    "DeadlinePassed",
-    "PeerLost",
-    "RankId",
-    "WaitStatus",
-    "format_ranks",
-    "parse_ranks",
-    "signal_name",
-]
+from argosy.core.errors import ArgosyError as ArgosyError
+from argosy.core.errors import ConfigError as ConfigError
+from argosy.core.errors import DeadlinePassed as DeadlinePassed
+from argosy.core.errors import PeerLost as PeerLost
+from argosy.core.ids import RankId as RankId
+from argosy.core.ids import format_ranks as format_ranks
+from argosy.core.ids import parse_ranks as parse_ranks
+from argosy.core.status import WaitStatus as WaitStatus
+from argosy.core.status import signal_name as signal_name

@@ -6,19 +6,26 @@ The modules of calls are imported on first use, because most processes never cal
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
-from argosy.fabric.host_identity import host_id
-from argosy.fabric.link import FDS_MAX, BadFrame, Link, accept, connect, listen, peer_credentials
-from argosy.fabric.paths import (
-    cache_dir,
-    made_directories,
-    make_runtime,
-    runtime_dir,
-    shared_memory_dir,
-    shared_memory_path,
-    state_dir,
-    sync_directory,
-)
-from argosy.fabric.rank_place import Arrive, Assist, Released, here
+from argosy.fabric.host_identity import host_id as host_id
+from argosy.fabric.link import FDS_MAX as FDS_MAX
+from argosy.fabric.link import BadFrame as BadFrame
+from argosy.fabric.link import Link as Link
+from argosy.fabric.link import accept as accept
+from argosy.fabric.link import connect as connect
+from argosy.fabric.link import listen as listen
+from argosy.fabric.link import peer_credentials as peer_credentials
+from argosy.fabric.paths import cache_dir as cache_dir
+from argosy.fabric.paths import made_directories as made_directories
+from argosy.fabric.paths import make_runtime as make_runtime
+from argosy.fabric.paths import runtime_dir as runtime_dir
+from argosy.fabric.paths import shared_memory_dir as shared_memory_dir
+from argosy.fabric.paths import shared_memory_path as shared_memory_path
+from argosy.fabric.paths import state_dir as state_dir
+from argosy.fabric.paths import sync_directory as sync_directory
+from argosy.fabric.rank_place import Arrive as Arrive
+from argosy.fabric.rank_place import Assist as Assist
+from argosy.fabric.rank_place import Released as Released
+from argosy.fabric.rank_place import here as here
 
 if TYPE_CHECKING:
     from argosy.fabric.calls import Alive as Alive
@@ -44,27 +51,4 @@ if TYPE_CHECKING:
     from argosy.fabric.remote_errors import rebuild as rebuild
     from argosy.fabric.server import Server as Server
 
-__getattr__, _lazy_names = lazy(__name__)
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    "FDS_MAX",
-    "Arrive",
-    "Assist",
-    "BadFrame",
-    "Link",
-    "Released",
-    "accept",
-    "cache_dir",
-    "connect",
-    "here",
-    "host_id",
-    "listen",
-    "peer_credentials",
-    "made_directories",
-    "make_runtime",
-    "runtime_dir",
-    "shared_memory_dir",
-    "shared_memory_path",
-    "state_dir",
-    "sync_directory",
-    *_lazy_names,
-]
+__getattr__, _ = lazy(__name__)

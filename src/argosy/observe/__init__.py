@@ -3,43 +3,27 @@
 Importing this room imports neither torch nor numpy; the hooks are installed when the script imports torch.
 """
 
-from argosy.observe.journal import Damage, DamagedJournal, Journal, JournalEntry, follow, read_journal
-from argosy.observe.page import Page
-from argosy.observe.progress import Activity, Flag, GroupProgress, Phase, Progress
-from argosy.observe.spans import Ring, Span, read_spans, record_spans, span
-from argosy.observe.torch_hooks import (
-    attach,
-    attached,
-    count_collective,
-    install,
-    install_when_imported,
-    mark_waiting,
-    take_over_steps,
-)
-
-__all__ = [
-    "Activity",
-    "Damage",
-    "DamagedJournal",
-    "Flag",
-    "GroupProgress",
-    "Journal",
-    "JournalEntry",
-    "Page",
-    "Phase",
-    "Progress",
-    "Ring",
-    "Span",
-    "attach",
-    "attached",
-    "count_collective",
-    "follow",
-    "install",
-    "install_when_imported",
-    "mark_waiting",
-    "read_journal",
-    "read_spans",
-    "record_spans",
-    "span",
-    "take_over_steps",
-]
+from argosy.observe.journal import Damage as Damage
+from argosy.observe.journal import DamagedJournal as DamagedJournal
+from argosy.observe.journal import Journal as Journal
+from argosy.observe.journal import JournalEntry as JournalEntry
+from argosy.observe.journal import follow as follow
+from argosy.observe.journal import read_journal as read_journal
+from argosy.observe.page import Page as Page
+from argosy.observe.progress import Activity as Activity
+from argosy.observe.progress import Flag as Flag
+from argosy.observe.progress import GroupProgress as GroupProgress
+from argosy.observe.progress import Phase as Phase
+from argosy.observe.progress import Progress as Progress
+from argosy.observe.spans import Ring as Ring
+from argosy.observe.spans import Span as Span
+from argosy.observe.spans import read_spans as read_spans
+from argosy.observe.spans import record_spans as record_spans
+from argosy.observe.spans import span as span
+from argosy.observe.torch_hooks import attach as attach
+from argosy.observe.torch_hooks import attached as attached
+from argosy.observe.torch_hooks import count_collective as count_collective
+from argosy.observe.torch_hooks import install as install
+from argosy.observe.torch_hooks import install_when_imported as install_when_imported
+from argosy.observe.torch_hooks import mark_waiting as mark_waiting
+from argosy.observe.torch_hooks import take_over_steps as take_over_steps
