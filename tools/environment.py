@@ -186,8 +186,8 @@ def install_with_uv(wanted: list[str]) -> bool:
     uv = str(VENV / "bin" / "uv")
     cache = Path(subprocess.run([uv, "cache", "dir"], capture_output=True, text=True).stdout.strip())
     existing = next(path for path in (cache, *cache.parents) if path.exists())
-    if existing.stat().st_dev != ROOT.stat().st_dev:
-        variables["UV_CACHE_DIR"] = str(CACHE / "uv")  # uv links files from its cache, within one file system only.
+    if existing.stat().st_dev != ROOT.stat().st_dev and "UV_CACHE_DIR" not in os.environ:
+        variables["UV_CACHE_DIR"] = str(CACHE / "uv")  # Across file systems uv copies files instead of linking them.
     # Without --reinstall-package uv would not see that Rust code changed.
     command = [uv, "pip", "install", "--python", str(PYTHON), "--reinstall-package", "argosy", *options, *wanted]
     done = run(command, "installing with uv", variables)
