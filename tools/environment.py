@@ -130,10 +130,11 @@ def run(command: list[str], what: str, variables: dict[str, str] | None = None) 
     return code == 0
 
 
-def must_run(command: list[str], what: str, hint: str = "the log above says why") -> None:
+def must_run(command: list[str], what: str) -> None:
     if not run(command, what):
-        tail = "".join(f"  {line}\n" for line in LOG.read_text(errors="replace").splitlines()[-15:])
-        stop(f"{what} failed; the end of {LOG.relative_to(ROOT)}:\n{tail}hint: {hint}")
+        tail = "\n  ".join(LOG.read_text(errors="replace").splitlines()[-15:])
+        hint = "\nhint: if the Rust extension is the cause, ARGOSY_NATIVE=0 skips it" if builds_native() else ""
+        stop(f"{what} failed; the end of {LOG.relative_to(ROOT)}:\n  {tail}{hint}")
 
 
 def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
@@ -171,9 +172,8 @@ def install(kind: str, borrow: bool, torch: str) -> None:
         elif install_with_uv([*wanted, *(["--compile-bytecode"] if kind == "dev" else [])]):
             return
     must_run([*PIP, "install", *tools], "installing the build tools")
-    # Build first: an error of the compiler is better found before long downloads.
-    build = [*PIP, "install", "--no-deps", "--no-build-isolation", "-e", "."]
-    must_run(build, "building Argosy", "ARGOSY_NATIVE=0 skips the Rust extension")
+    if not borrow:  # An error of the compiler is better found before long downloads.
+        must_run([*PIP, "install", "--no-deps", "--no-build-isolation", "-e", "."], "building Argosy")
     must_run([*PIP, "install", *wanted], "installing with pip")
 
 
