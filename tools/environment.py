@@ -130,10 +130,11 @@ def run(command: list[str], what: str, variables: dict[str, str] | None = None) 
     return code == 0
 
 
-def must_run(command: list[str], what: str, hint: str = "the log above says why") -> None:
+def must_run(command: list[str], what: str) -> None:
     if not run(command, what):
-        tail = "".join(f"  {line}\n" for line in LOG.read_text(errors="replace").splitlines()[-15:])
-        stop(f"{what} failed; the end of {LOG.relative_to(ROOT)}:\n{tail}hint: {hint}")
+        tail = "\n  ".join(LOG.read_text(errors="replace").splitlines()[-15:])
+        hint = "\nhint: if the Rust extension is the cause, ARGOSY_NATIVE=0 skips it" if builds_native() else ""
+        stop(f"{what} failed; the end of {LOG.relative_to(ROOT)}:\n  {tail}{hint}")
 
 
 def make_venv(base: str, facts: dict[str, Any], borrow: bool) -> None:
@@ -171,9 +172,8 @@ def install(kind: str, borrow: bool, torch: str) -> None:
         elif install_with_uv([*wanted, *(["--compile-bytecode"] if kind == "dev" else [])]):
             return
     must_run([*PIP, "install", *tools], "installing the build tools")
-    # Build first: an error of the compiler is better found before long downloads.
-    build = [*PIP, "install", "--no-deps", "--no-build-isolation", "-e", "."]
-    must_run(build, "building Argosy", "ARGOSY_NATIVE=0 skips the Rust extension")
+    if not borrow:  # An error of the compiler is better found before long downloads.
+        must_run([*PIP, "install", "--no-deps", "--no-build-isolation", "-e", "."], "building Argosy")
     must_run([*PIP, "install", *wanted], "installing with pip")
 
 
@@ -186,8 +186,8 @@ def install_with_uv(wanted: list[str]) -> bool:
     uv = str(VENV / "bin" / "uv")
     cache = Path(subprocess.run([uv, "cache", "dir"], capture_output=True, text=True).stdout.strip())
     existing = next(path for path in (cache, *cache.parents) if path.exists())
-    if existing.stat().st_dev != ROOT.stat().st_dev:
-        variables["UV_CACHE_DIR"] = str(CACHE / "uv")  # uv links files from its cache, within one file system only.
+    if existing.stat().st_dev != ROOT.stat().st_dev and "UV_CACHE_DIR" not in os.environ:
+        variables["UV_CACHE_DIR"] = str(CACHE / "uv")  # Across file systems uv copies files instead of linking them.
     # Without --reinstall-package uv would not see that Rust code changed.
     command = [uv, "pip", "install", "--python", str(PYTHON), "--reinstall-package", "argosy", *options, *wanted]
     done = run(command, "installing with uv", variables)
