@@ -32,6 +32,21 @@ def test_after_the_agent_is_killed_twice_the_client_shows_the_rest_and_the_exit_
     assert "rank 1 goes" in text
 
 
+def test_the_output_of_a_rank_that_starts_while_the_client_has_no_agent_is_shown(host: Console, tmp_path: Path):
+    out = tmp_path / "out"
+    client = host.start("run", "-n", "2", "--restart", "rank", "--name", "unseen", "waits.py", out=out)
+    said(out, r"rank 1 ready")
+    client.send_signal(signal.SIGSTOP)
+    os.kill(ranks(host, "unseen")[1].pid, signal.SIGKILL)
+    kill(daemon(host, "agent"))
+    said(tmp_path / "runs/unseen/logs/1/1.1.out", "rank 1 ready")
+    ranks(host, "unseen", generation=1, count=1)
+    client.send_signal(signal.SIGCONT)
+    said(out, r"rank 1 ready, generation 1")
+    go(host)
+    assert client.wait(60) == 0
+
+
 def test_a_warm_zygote_outlives_an_agent_that_is_killed_while_nothing_runs(host: Console):
     go(host)
     assert host.argosy("run", "waits.py").code == 0

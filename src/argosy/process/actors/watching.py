@@ -17,7 +17,7 @@ from argosy.process.host.messages import Happened, Notice, StopRun, ToClient, Wa
 from argosy.process.output.follower import Follower
 from argosy.process.output.stream import Stream
 from argosy.process.run import facts
-from argosy.process.run.rundir import read_record
+from argosy.process.run.rundir import read_record, started_ranks
 from argosy.process.terminal.client import ask, connect_agent, reach_agent
 
 RECONNECT_S = 20.0
@@ -90,11 +90,8 @@ class Watcher:
         if not isinstance(message, Happened):
             return
         fact = message.fact
-        if isinstance(fact, facts.RankStarted) and self._follower is not None and fact.rank not in self._followed:
-            self._followed.add(fact.rank)
-            for stream, ending in STREAMS:
-                path = f"{self._welcome.logs}/{fact.rank.index}.{fact.rank.generation}.{ending}"
-                self._follower.add(fact.rank.index, stream, path)
+        if isinstance(fact, facts.RankStarted):
+            self._follow(fact.rank)
         if isinstance(fact, facts.LaunchEnded):
             self.code = fact.code
         if (event := event_of(fact)) is not None:
@@ -103,6 +100,14 @@ class Watcher:
             self.events.add(event)
         if isinstance(fact, facts.LaunchEnded):
             self.ended.set()
+
+    def _follow(self, rank: RankId) -> None:
+        """Show what a rank writes."""
+        if self._follower is not None and rank not in self._followed:
+            self._followed.add(rank)
+            for stream, ending in STREAMS:
+                path = f"{self._welcome.logs}/{rank.index}.{rank.generation}.{ending}"
+                self._follower.add(rank.index, stream, path)
 
     def _show(self, final: bool = False) -> None:
         """Print what the ranks wrote."""
@@ -117,18 +122,20 @@ class Watcher:
     def _reconnect(self) -> None:
         """The agent is gone: find the next one, or the run's last word."""
         self._link.close()
-        deadline = time.monotonic() + RECONNECT_S
+        answer, deadline = None, time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline and not self._let_go:
             try:
                 self._link = reach_agent(start_after_s=1.0)
                 self._link.send(WatchRun(self._welcome.run, lease=True))
                 answer, _ = self._link.wait(5.0)
-                if isinstance(answer, Welcome):
-                    return
                 break
             except ArgosyError:
                 self._link.close()
                 time.sleep(0.02)
+        for rank in started_ranks(Path(self._welcome.directory), self._welcome.launch):
+            self._follow(rank)  # Some may have started while there was no agent to tell of it.
+        if isinstance(answer, Welcome):
+            return
         reason = "the agent is gone"
         with contextlib.suppress(ArgosyError):
             record = read_record(Path(self._welcome.directory))

@@ -15,9 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from argosy.core import ConfigError
+from argosy.core import ConfigError, RankId
 from argosy.fabric import runtime_dir, state_dir
-from argosy.process.run.facts import AnyFact
+from argosy.process.run.facts import AnyFact, LaunchStarted, RankStarted
 from argosy.process.run.launch import Launch
 from argosy.process.run.owner import Owner, is_elsewhere, read_owner
 from argosy.process.run.retrying_journal import RetryingJournal, read_records
@@ -182,6 +182,18 @@ def read_facts(directory: Path) -> list[AnyFact]:
         with contextlib.suppress(msgspec.MsgspecError):
             facts.append(_fact_decoder.decode(payload))
     return facts
+
+
+def started_ranks(directory: Path, launch: int) -> list[RankId]:
+    """The ranks of a launch that have started, in all their generations."""
+    found: list[RankId] = []
+    current = 0
+    for fact in read_facts(directory):
+        if isinstance(fact, LaunchStarted):
+            current = fact.launch
+        elif isinstance(fact, RankStarted) and current == launch:
+            found.append(fact.rank)
+    return found
 
 
 def logs_directory(directory: Path, launch: int) -> Path:

@@ -31,7 +31,7 @@ from argosy.process.host.messages import (
 from argosy.process.output.follower import Follower
 from argosy.process.output.stream import Out, Stream
 from argosy.process.run import facts
-from argosy.process.run.rundir import read_record
+from argosy.process.run.rundir import read_record, started_ranks
 from argosy.process.terminal.client import reach_agent
 from argosy.process.terminal.fold import Folder
 from argosy.process.terminal.tell import Teller
@@ -217,17 +217,19 @@ class Foreground:
     def _reconnect(self) -> None:
         """The agent is gone: find the next one, or the run's last word."""
         self._link.close()
-        deadline = time.monotonic() + RECONNECT_S
+        answer, deadline = None, time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
             try:
                 self._link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
                 self._link.send(WatchRun(self._welcome.run, lease=True))
                 answer, _ = self._link.wait(5.0)
-                if isinstance(answer, Welcome):
-                    return
                 break
             except ArgosyError:
                 time.sleep(0.02)
+        for rank in started_ranks(Path(self._welcome.directory), self._welcome.launch):
+            self._follow(rank)  # Some may have started while there was no agent to tell of it.
+        if isinstance(answer, Welcome):
+            return
         record = read_record(Path(self._welcome.directory))
         ended = record.state == "ended" and record.launch == self._welcome.launch
         self._code = record.code if ended and record.code is not None else 1
