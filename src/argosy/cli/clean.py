@@ -23,7 +23,7 @@ Nothing was removed. Say what to remove; --dry-run shows it first:
 Runs with checkpoints are kept unless you add --checkpoints."""
 
 
-@click.command(short_help="Remove logs and evidence of ended runs.")
+@click.command(short_help="Remove files of ended runs.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--older-than", metavar="7d", help="Only runs that ended longer ago: 30min, 12h, 7d, 2w.")
 @click.option("--larger-than", metavar="1G", help="Only runs that take more disk space: 500M, 1G.")

@@ -181,10 +181,11 @@ def parse_size(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`24 kB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
-    if count >= 1 << 30:
-        return f"{count / (1 << 30):.1f} GB"
-    return f"{count / (1 << 20):.1f} MB" if count >= 1 << 20 else f"{count / 1024:.0f} kB"
+    """`248 B`, `24 kB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
+    for size, unit in ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} kB" if count >= 1024 else f"{count} B"
 
 
 def count(number: int, noun: str) -> str:
