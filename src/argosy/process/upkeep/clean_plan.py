@@ -157,11 +157,7 @@ def classify(path: str, *, linked: bool) -> Literal["ours", "checkpoint", "stran
 
 
 def parse_age(text: str) -> float:
-    """`90s`, `30min`, `12h`, `7d`, `2w`: seconds.
-
-    Raises:
-        ConfigError: not a time.
-    """
+    """`90s`, `30min`, `12h`, `7d`, `2w`: seconds; raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)", text.strip().lower())
     if match is None:
         raise ConfigError(f"not a time: {text!r}", hint="write 30min, 12h, 7d or 2w")
@@ -169,11 +165,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """`500M`, `1G`, `1.5GB`, `1GiB`: bytes, in powers of 1024.
-
-    Raises:
-        ConfigError: not a size.
-    """
+    """`500M`, `1G`, `1.5GB`, `1GiB`: bytes, in powers of 1024; raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ConfigError(f"not a size: {text!r}", hint="write 500M, 1G or 1.5T")
