@@ -138,7 +138,7 @@ def test_diff_says_what_changed_and_by_how_much(tmp_path: Path):
 
 def test_prune_keeps_the_newest(tmp_path: Path):
     saved(tmp_path, steps=4)
-    assert ckpt("prune", tmp_path, "--keep-last", 2, "--dry-run").count("would go") == 2
+    assert ckpt("prune", tmp_path, "--keep-last", 2, "--dry-run").count("would be deleted") == 2
     assert ckpt("prune", tmp_path, "--keep-last", 2).count("deleted") == 2
     assert [each["step"] for each in json.loads(ckpt("ls", tmp_path, "--json"))] == [4, 3]
 
@@ -237,7 +237,7 @@ def test_hf_says_what_it_wrote_and_what_it_left_out(tmp_path: Path):
     said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert said[0].endswith(f"({len(model.state_dict())} tensors, {size} B, verified)")
-    assert said[1].startswith("left out 12, as hf holds weights alone: 0.bias::exp_avg, ")
+    assert said[1].startswith("not exported (hf holds only weights): 0.bias::exp_avg, ")
     everything = ckpt("export", tmp_path / "run", "torch", tmp_path / "out.pt")
     assert f"({len(restore(tmp_path / 'run').tensors)} tensors, " in everything
 
@@ -321,7 +321,7 @@ def test_a_state_without_tensors_there_and_back(tmp_path: Path, kind: str):
         saver.save({"epoch": 3, "schedule": {"rate": 0.1}}, 1).wait(30)
     export(tmp_path / "run", kind, tmp_path / "out")
     said = ckpt("import", kind, tmp_path / "out", tmp_path / "again")
-    assert said == f"plain values alone committed as step 0 of {tmp_path}/again\n"
+    assert said == f"only plain values committed as step 0 of {tmp_path}/again\n"
     assert restore(tmp_path / "again").values == {"epoch": 3, "schedule": {"rate": 0.1}}
 
 
@@ -437,4 +437,4 @@ def test_export_says_which_damaged_step_it_passed_over(tmp_path: Path):
     path.write_bytes(data)
     said = ckpt("export", tmp_path / "run", "hf", tmp_path / "out").splitlines()
     assert said[0].startswith("step 1 written")
-    assert said[1].startswith("passed over step 2: digest mismatch in step-000000000002")
+    assert said[1].startswith("skipped step 2: digest mismatch in step-000000000002")

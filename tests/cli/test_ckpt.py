@@ -71,7 +71,7 @@ def test_people_who_point_at_something_near_a_run_are_told_what_to_give(tmp_path
     export(run, "hf", tmp_path / "hf")
     export(run, "torch", tmp_path / "x.pt")
     near = {
-        next((run / "checkpoints").glob("step-*")): ("a step, not a run", f"give {run}, and --step"),
+        next((run / "checkpoints").glob("step-*")): ("this is one step, not a run", f"give {run}, and --step"),
         tmp_path / "dcp": ("a checkpoint of another format", f"argosy ckpt import dcp {tmp_path}/dcp RUN"),
         tmp_path / "hf": ("a checkpoint of another format", f"argosy ckpt import hf {tmp_path}/hf RUN"),
         tmp_path / "x.pt": ("not a directory", f"argosy ckpt import torch {tmp_path}/x.pt RUN"),
@@ -132,7 +132,7 @@ def test_of_a_half_deleted_checkpoint_each_command_says_what_is_missing(tmp_path
     shutil.rmtree(next(run.rglob("step-000000000002-*")))
     shown = CliRunner().invoke(command, ["show", str(run)])
     assert shown.stdout.startswith("step 1\n")
-    assert shown.stderr == "argosy: step 3 cannot be opened (`argosy ckpt verify` says why)\n"
+    assert shown.stderr == "argosy: step 3 cannot be opened; see `argosy ckpt verify`\n"
     verified = CliRunner().invoke(command, ["verify", str(run)])
     assert verified.exit_code == 1
     assert "rank-00000.safetensors is missing: the segment: expected" in verified.stdout

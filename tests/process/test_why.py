@@ -10,7 +10,7 @@ import pytest
 from argosy.core import RankId, WaitStatus
 from argosy.process.evidence.frames import Frame
 from argosy.process.evidence.incident import Incident, StackGroup
-from argosy.process.evidence.why import RunView, explain, own_frames, render
+from argosy.process.evidence.why import Report, RunView, explain, own_frames, sections
 from argosy.process.run.facts import (
     AnyFact,
     GaveUp,
@@ -38,6 +38,12 @@ RUN = RunView(
     now=30_000.0,
 )
 REDUCE = Frame("/v/lib/python3.11/site-packages/torch/distributed/c10d.py", 3035, "all_reduce")
+
+
+def render(report: Report) -> str:
+    """The screen, with every cell on the line of its row."""
+    lines = [line for part in sections(report) for line in (part.title, *("  ".join(row) for row in part.rows)) if line]
+    return "\n".join(lines) + "\n"
 
 
 def crash(index: int, at: float, cause: str, **more: object) -> Incident:
@@ -83,7 +89,7 @@ RAISE = crash(
 
 def test_the_morning_after():
     report = explain(RUN, NIGHT, [KILL, RAISE])
-    text = render(report, 100)
+    text = render(report)
     assert report.verdict == "crash"
     assert text.startswith("night: failed after 5 h 33 min (exit code 1): 4 ranks, 1 restart\n")
     for said in (
@@ -91,18 +97,18 @@ def test_the_morning_after():
         '  File "train.py", line 9, in f',
         "ranks 0,3 failed after it",
         "step 19 loss 2.0",
-        "ranks 0,2-3 train.py:77 in step (all_reduce)",
+        "ranks 0,2-3  train.py:77 in step (all_reduce)",
         "rank 2 failed: killed by SIGKILL",
         "ranks 0-3 restarted (generation 1)",
         "not restarted: 1 of 1 restarts used",
-        "resume:  argosy run -d -n 4 --name night train.py --note 'two words'",
-        "logs:    argosy logs night --rank 1",
-        "stacks:  less runs/night/incidents/20000-crash/stacks.txt",
+        "resume  argosy run -d -n 4 --name night train.py --note 'two words'",
+        "logs  argosy logs night --rank 1",
+        "stacks  less runs/night/incidents/20000-crash/stacks.txt",
     ):
         assert said in text, said
     assert text.count("Traceback") == 1
     assert "rank 3 failed" not in text, "it was reaped first, but is a follower"
-    assert re.search(r"\d\d:\d\d:\d\d rank 1 failed", text)
+    assert re.search(r"\d\d:\d\d:\d\d +rank 1 failed", text)
 
 
 def test_whatever_happened_fits_one_screen():
@@ -113,12 +119,10 @@ def test_whatever_happened_fits_one_screen():
         notes=[f"note {n}" for n in range(9)],
     )
     facts = [*NIGHT[:1], *(e for _ in range(50) for e in NIGHT[1:4]), *NIGHT[4:]]
-    text = render(explain(msgspec.structs.replace(RUN, durable_step=1200), facts, [long]), 80)
-    lines = text.splitlines()
-    assert len(lines) <= 40
-    assert all(len(line) <= 80 for line in lines[:-3])
-    assert lines[-3].startswith("resume: ")
-    assert "saved:   step 1200" in text
+    shown = sections(explain(msgspec.structs.replace(RUN, durable_step=1200), facts, [long]))
+    assert sum(bool(part.title) + len(part.rows) + 1 for part in shown) <= 40
+    assert [row[0] for row in shown[-1].rows] == ["saved", "resume", "logs", "stacks"]
+    assert all(len({len(row) for row in part.rows}) <= 1 for part in shown)
 
 
 def test_a_healthy_run_is_said_to_be_well():
@@ -161,7 +165,7 @@ def test_a_hang_of_a_running_run_leads():
     assert text.startswith("night: hung: 4 ranks, steps 11-12")
     assert line in text
     assert "rank 3: data.py:41 in load" in text
-    assert "stop:    argosy stop night" in text
+    assert "stop  argosy stop night" in text
 
 
 def test_a_hang_that_was_stopped_is_called_one_and_says_by_whom():

@@ -1,4 +1,4 @@
-"""`argosy ckpt`: look at checkpoints, check them, and carry them to other formats and back."""
+"""`argosy ckpt`: list, check and compare checkpoints, and convert them from and to other formats."""
 
 import shlex
 import sys
@@ -18,11 +18,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable."
 
 
 def find_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    """The directory or URL that holds the checkpoints, also by the name of its run.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The directory or URL that holds the checkpoints, also by the name of its run."""
     from argosy.process import find_run
 
     path = Path(text)
@@ -36,23 +32,19 @@ def find_place(_context: click.Context, _parameter: click.Parameter, text: str) 
 
 
 def _checked(path: Path, text: str) -> str:
-    """What is there, if it can be a run's directory: of people who point at something near it we know what they mean.
-
-    Raises:
-        ConfigError: it is a file, a single step, or a checkpoint of another format.
-    """
+    """Refuse a file, a single step, or a checkpoint of another format, and say what to give instead."""
     from argosy.checkpoint import foreign_kind
 
     if (path / "root.json").is_file():
-        raise ConfigError(f"a step, not a run: {text}", hint=f"give {path.absolute().parents[1]}, and --step")
+        raise ConfigError(f"this is one step, not a run: {text}", hint=f"give {path.absolute().parents[1]}, and --step")
     if (kind := foreign_kind(path)) is not None:
-        what = f"a checkpoint of another format, not a run: {text}" if path.is_dir() else f"not a directory: {text}"
+        what = f"this is a checkpoint of another format: {text}" if path.is_dir() else f"not a directory: {text}"
         raise ConfigError(what, hint=f"argosy ckpt import {kind} {shlex.quote(text)} RUN")
     return text
 
 
 _place = click.argument("directory", metavar="RUN", callback=find_place)
-_step = click.option("--step", type=int, help="A step; the newest if not given.")
+_step = click.option("--step", type=int, help="Default: the newest step.")
 
 
 @click.group(short_help="List, verify, compare and convert checkpoints.")
@@ -60,27 +52,13 @@ def command() -> None:
     """List, verify, compare and convert the checkpoints of a run: its directory, its URL, or its name."""
 
 
-def amount(count: float) -> str:
-    """`1.2 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 tensor`, `2 tensors`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first five, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
-    """Each step once: of one that was saved again, as with a tag, the newer."""
+    """Each step once: if it was saved again, as with a tag, the newer one."""
     newest: dict[tuple[int, int, str], StepInfo] = {}
     for each in sorted(steps, key=lambda each: each.saved_at):
         newest[each.era, each.step, each.fault] = each
@@ -88,7 +66,7 @@ def once(steps: "Sequence[StepInfo]") -> "list[StepInfo]":
 
 
 def print_none(directory: str) -> None:
-    """Say where no step is, and where else steps may be."""
+    """Say that there is no step, and where else steps may be."""
     from argosy.checkpoint import ELSEWHERE
 
     print(f"no step was committed in {directory}\n  hint: {ELSEWHERE}")
@@ -98,8 +76,9 @@ def print_none(directory: str) -> None:
 @_place
 @_json
 def ls(directory: str, as_json: bool) -> None:
-    """List the committed steps, newest first."""
+    """List the checkpoints, newest first."""
     from argosy.checkpoint import list_steps
+    from argosy.process import format_bytes
 
     steps = list_steps(directory)
     if as_json:
@@ -113,8 +92,8 @@ def ls(directory: str, as_json: bool) -> None:
         notes = [f"tag {tag}" for tag in each.tags] + ["pinned"] * each.pinned + [each.fault] * bool(each.fault)
         notes += [f"{name} {value:g}" for name, value in each.metrics.items()]
         saved = ago(each.saved_at) if each.saved_at else "?"
-        rows.append([str(each.step), saved, amount(each.bytes), str(each.ranks), ", ".join(notes)])
-    print_table(["STEP", "SAVED", "SIZE", "RANKS", "NOTES"], rows)
+        rows.append([str(each.step), saved, format_bytes(each.bytes), str(each.ranks), ", ".join(notes)])
+    print_table(["STEP", "SAVED", "SIZE", "RANKS", "NOTES"], rows, right=[0, 2, 3])
 
 
 @command.command()
@@ -122,38 +101,39 @@ def ls(directory: str, as_json: bool) -> None:
 @_step
 @_json
 def show(directory: str, step: int | None, as_json: bool) -> None:
-    """Show the tensors of a step, with their digests, and its plain values."""
+    """Show the tensors of a step with their digests, and its plain values."""
     from argosy.checkpoint import in_a_line, list_steps, opened, plain_values, tensors
+    from argosy.process import format_bytes
 
     chosen = opened(directory, step)
     newest = list_steps(directory)[0].step
     if step is None and newest != chosen.root.step:
-        print(f"argosy: step {newest} cannot be opened (`argosy ckpt verify` says why)", file=sys.stderr)
+        print(f"argosy: step {newest} cannot be opened; see `argosy ckpt verify`", file=sys.stderr)
     found, values = list(tensors(chosen).values()), plain_values(chosen)
     if as_json:
         print_json({"step": chosen.root.step, "tensors": found, "values": values})
         return
     print(f"step {chosen.root.step:,}")
     rows = [
-        [each.name, each.role, each.dtype, "x".join(map(str, each.shape)) or "-", amount(each.bytes), each.digest[:12]]
-        for each in found
+        [t.name, t.role, t.dtype, "x".join(map(str, t.shape)) or "-", format_bytes(t.bytes), t.digest[:12]]
+        for t in found
     ]
     if rows:
-        print_table(["NAME", "ROLE", "DTYPE", "SHAPE", "SIZE", "DIGEST"], rows)
-    if rows and values:
-        print()
+        print_table(["NAME", "ROLE", "DTYPE", "SHAPE", "SIZE", "DIGEST"], rows, right=[4])
     if values:
+        print("\n" * bool(rows), end="")
         print_table(["NAME", "VALUE"], [[name, in_a_line(value)] for name, value in values.items()])
 
 
 @command.command()
 @_place
-@click.option("--step", type=int, help="A step; all if not given.")
+@click.option("--step", type=int, help="Default: all steps.")
 @_json
 def verify(directory: str, step: int | None, as_json: bool) -> None:
-    """Read every byte and check it; exits 1 if anything is damaged."""
+    """Read every byte and check it against its digest; exits 1 if anything is damaged."""
     from argosy.checkpoint import list_steps
     from argosy.checkpoint import verify as check
+    from argosy.process import count, format_bytes
 
     total = sum(each.bytes for each in list_steps(directory) if step in (None, each.step))
     faults: list[str] = []
@@ -162,9 +142,7 @@ def verify(directory: str, step: int | None, as_json: bool) -> None:
     if as_json:
         print_json({"bytes": bar.pos, "faults": faults})
     else:
-        for fault in faults:
-            print(fault)
-        print(f"{amount(bar.pos)} read, {counted(len(faults), 'fault')}")
+        print("\n".join([*faults, f"{format_bytes(bar.pos)} read, {count(len(faults), 'fault')}"]))
     sys.exit(1 if faults else 0)
 
 
@@ -174,7 +152,7 @@ def verify(directory: str, step: int | None, as_json: bool) -> None:
 @click.argument("second", type=int)
 @_json
 def diff(directory: str, first: int, second: int, as_json: bool) -> None:
-    """Say which tensors changed between two steps, and by how much."""
+    """List the tensors that differ between two steps, and by how much."""
     from argosy.checkpoint import diff as compare
 
     found = compare(directory, first, second)
@@ -186,7 +164,7 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
         return "-" if value is None else f"{value:.3g}"
 
     rows = [[each.name, each.kind, number(each.max_abs), number(each.relative)] for each in found]
-    print_table(["NAME", "WHAT", "LARGEST", "RELATIVE"], rows) if rows else print("no tensor differs")
+    print_table(["NAME", "CHANGE", "LARGEST", "RELATIVE"], rows, right=[2, 3]) if rows else print("no tensor differs")
 
 
 @command.command()
@@ -194,60 +172,62 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("target", type=click.Path(path_type=Path))
 @_step
-@click.option("--module", help="The key of the module, where there are several: hf holds one.")
+@click.option("--module", help="Which of several modules: hf holds one.")
 @_json
 def export(directory: str, kind: str, target: Path, step: int | None, module: str | None, as_json: bool) -> None:
     """Write a step in another format: Hugging Face safetensors, DCP, or torch.save."""
     from argosy.checkpoint import export as write
+    from argosy.process import count, format_bytes
 
     found = write(directory, kind, target, step, module=module)
-    count = len({id(tensor) for tensor in found.tensors.values()})
+    total = len({id(tensor) for tensor in found.tensors.values()})
     if as_json:
-        said = {"tensors": count, "bytes": found.bytes, "left_out": found.unused, "passed_over": found.skipped}
+        said = {"tensors": total, "bytes": found.bytes, "left_out": found.unused, "passed_over": found.skipped}
         print_json({"step": found.step, "source": found.source, "target": str(target), **said})
         return
     source = f" from {found.source}" if "keeper" in found.source else ""
-    size = f"{counted(count, 'tensor')}, {amount(found.bytes)}"
+    size = f"{count(total, 'tensor')}, {format_bytes(found.bytes)}"
     print(f"step {found.step:,}{source} written to {target} ({size}, verified)")
     for reason in found.skipped:
-        print(f"passed over {reason}")
+        print(f"skipped {reason}")
     if found.unused:
-        print(f"left out {len(found.unused)}, as {kind} holds weights alone: {some(found.unused)}")
+        print(f"not exported ({kind} holds only weights): {some(found.unused)}")
 
 
 @command.command(name="import")
 @click.argument("kind", type=click.Choice(["hf", "dcp", "torch"]))
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
-@click.option("--step", type=int, help="The step that it becomes; 0 if not given.")
-@click.option("--in-order", is_flag=True, help="The optimizer was made of model.parameters(): its numbers are theirs.")
+@click.option("--step", type=int, help="The step that it becomes. Default: 0.")
+@click.option("--in-order", is_flag=True, help="The optimizer was made of model.parameters(), in that order.")
 @_json
 def import_(kind: str, source: Path, directory: str, step: int | None, in_order: bool, as_json: bool) -> None:
-    """Make a committed step of another format's files."""
+    """Make a checkpoint from files of another format."""
     from argosy.checkpoint import import_ as read
+    from argosy.process import count
 
-    count = read(kind, source, directory, step, in_order=in_order)
+    total = read(kind, source, directory, step, in_order=in_order)
     if as_json:
-        print_json({"step": step or 0, "directory": directory, "tensors": count})
+        print_json({"step": step or 0, "directory": directory, "tensors": total})
         return
-    print(f"{counted(count, 'tensor') if count else 'plain values alone'} committed as step {step or 0} of {directory}")
+    print(f"{count(total, 'tensor') if total else 'only plain values'} committed as step {step or 0} of {directory}")
 
 
 @command.command()
 @_place
-@click.option("--keep-last", type=int, help="How many of the newest to keep.")
+@click.option("--keep-last", type=int, help="Keep this many of the newest steps.")
 @click.option(
     "--keep-best",
     metavar="METRIC:COUNT[:highest]",
     multiple=True,
-    help="Also keep the steps with the lowest (or highest) of a metric.",
+    help="Also keep the steps with the lowest (or highest) values of a metric.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 @_json
 def prune(directory: str, keep_last: int | None, keep_best: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
-    """Delete old steps; tagged and pinned ones stay, and whatever a kept one refers to.
+    """Delete old steps. Tagged and pinned steps stay, and the files that a kept step refers to.
 
-    What a run's own Saver would keep is not known here: say it again (--keep-best).
+    The rules of the run's own Saver are not known here: give them again, as with --keep-best.
     """
     from argosy.checkpoint import KeepLast, list_steps, prune_steps
 
@@ -256,17 +236,17 @@ def prune(directory: str, keep_last: int | None, keep_best: tuple[str, ...], dry
     for each in best:
         if each.metric not in known:
             there = ", ".join(sorted(known))
-            raise ConfigError(f"no step has the metric {each.metric!r}", hint=f"they have {there or 'none'}")
+            raise ConfigError(f"no step has the metric {each.metric!r}", hint=f"there is {there or 'none'}")
     if keep_last is None and not best:
-        raise ConfigError("what to keep was not said", hint="--keep-last 3, or --keep-best val:2; --dry-run only shows")
+        raise ConfigError("say what to keep", hint="--keep-last 3, or --keep-best val:2; --dry-run only shows")
     last = [] if keep_last is None else [KeepLast(keep_last)]
     gone, kept = prune_steps(directory, [*last, *best], dry_run=dry_run)
     if as_json:
         print_json({"deleted": gone, "kept": dict(kept)})
         return
-    rows: list[list[Any]] = [[name, "would go" if dry_run else "deleted"] for name in gone]
+    rows: list[list[Any]] = [[name, "would be deleted" if dry_run else "deleted"] for name in gone]
     rows += [[name, f"kept: {reason}"] for name, reason in sorted(kept.items())]
-    print_table(["STEP", "WHAT"], rows) if rows else print_none(directory)
+    print_table(["STEP", "RESULT"], rows) if rows else print_none(directory)
 
 
 def _keep_best(text: str) -> Any:

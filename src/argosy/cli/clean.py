@@ -23,7 +23,7 @@ Nothing was removed. Say what to remove; --dry-run shows it first:
 Runs with checkpoints are kept unless you add --checkpoints."""
 
 
-@click.command(short_help="Remove logs and evidence of ended runs.")
+@click.command(short_help="Remove files of ended runs.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--older-than", metavar="7d", help="Only runs that ended longer ago: 30min, 12h, 7d, 2w.")
 @click.option("--larger-than", metavar="1G", help="Only runs that take more disk space: 500M, 1G.")
@@ -87,21 +87,7 @@ def show_all(items: Sequence["Item"], as_json: bool) -> None:
     from argosy.process import count, format_bytes
 
     if as_json:
-        print_json(
-            [
-                {
-                    "kind": item.kind,
-                    "name": item.name,
-                    "path": item.path,
-                    "bytes": item.bytes,
-                    "alive": bool(item.alive) or item.kind == "daemons",
-                    "ended_at": item.since if item.kind == "run" and not item.alive else None,
-                    "checkpoints": len(item.checkpoints),
-                    "strangers": item.strangers,
-                }
-                for item in items
-            ]
-        )
+        print_json([describe(item) for item in items])
         return
     rows: list[list[str]] = []
     for item in items:
@@ -116,6 +102,16 @@ def show_all(items: Sequence["Item"], as_json: bool) -> None:
     rows.append(["total", "", format_bytes(sum(item.bytes for item in items)), ""])
     print_table(["RUN", "ENDED", "SIZE", "NOTES"], rows, right=[2])
     print(HOW_TO)
+
+
+def describe(item: "Item") -> dict[str, object]:
+    """An item for a program to read."""
+    return {
+        **{name: getattr(item, name) for name in ("kind", "name", "path", "bytes", "strangers")},
+        "alive": bool(item.alive) or item.kind == "daemons",
+        "ended_at": item.since if item.kind == "run" and not item.alive else None,
+        "checkpoints": len(item.checkpoints),
+    }
 
 
 def show_plan(decisions: Sequence["Removal"]) -> None:
@@ -139,17 +135,13 @@ def carry_out(decisions: Sequence["Removal"], *, dry_run: bool, everything: bool
     if everything and not dry_run:
         remove_empty()
     if as_json:
+        done = {each.item.path for each in going if not dry_run} - troubles.keys()
         print_json(
             [
                 {
-                    "kind": each.item.kind,
-                    "name": each.item.name,
-                    "path": each.item.path,
-                    "action": each.action,
-                    "reason": each.reason,
-                    "bytes": each.bytes,
-                    "checkpoints": each.checkpoints,
-                    "done": not dry_run and each in going and each.item.path not in troubles,
+                    **describe(each.item),
+                    **{name: getattr(each, name) for name in ("action", "reason", "bytes", "checkpoints")},
+                    "done": each.item.path in done,
                     "trouble": troubles.get(each.item.path, ""),
                 }
                 for each in decisions

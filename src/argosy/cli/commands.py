@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -18,7 +19,7 @@ COMMANDS = {
     "exec": "Run a command in a rank's environment.",
     "stop": "Stop a run, or everything.",
     "ckpt": "List, verify, compare and convert checkpoints.",
-    "clean": "Remove logs and evidence of ended runs.",
+    "clean": "Remove files of ended runs.",
     "doctor": "Check this machine and this installation.",
 }
 
@@ -52,41 +53,36 @@ class Lazy(click.Group):
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(argosy.__version__, message="argosy %(version)s")
 def cli() -> None:
-    """Run a PyTorch script on this machine, keep it running through failures, and tell why it is slow or broken.
+    """Run a PyTorch script on this machine, keep it running through failures, and explain why it is slow or broken.
 
     RUN is a name, a unique prefix of one, a directory, or `last` (the default).
     """
 
 
 def main() -> None:
-    """Run the command line; every error that is the user's to mend is two lines, not a traceback."""
+    """Run the command line; an error that the user can correct is two lines, not a traceback."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # Closed by whoever started us: there is nobody to tell.
+        if getattr(sys, name) is None:  # Closed by the parent process.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             cli(prog_name="argosy")
         except SystemExit:
-            flush_output()  # Here, where a full disk can be told: the interpreter would show a traceback.
+            flush_output()  # Here, where a full disk can be reported: the interpreter would show a traceback.
             raise
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        drop_output()
-        sys.exit(141)
+        fail("", 141)
     except OSError as error:  # A full disk, no descriptors, no permission: the system's words, not our frames.
         where = f": {error.filename}" if error.filename else ""
-        drop_output()
-        complain(f"argosy: {error.strerror or error}{where}")
-        sys.exit(1)
+        fail(f"argosy: {error.strerror or error}{where}", 1)
     except Exception as error:
         from argosy.core import ArgosyError  # Here: `--help` needs click alone.
 
         if not isinstance(error, ArgosyError):
             raise
-        drop_output()
-        complain(f"argosy: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
-        sys.exit(2)
+        fail(f"argosy: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""), 2)
 
 
 def flush_output() -> None:
@@ -97,15 +93,12 @@ def flush_output() -> None:
         raise OSError(error.errno, error.strerror, "standard output") from None
 
 
-def drop_output() -> None:
-    """If stdout takes no more, send what it still holds nowhere, so that the interpreter can end."""
+def fail(text: str, code: int) -> NoReturn:
+    """End with a message on stderr; what stdout cannot take is dropped, so that the interpreter can end."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def complain(text: str) -> None:
-    """Say it on stderr, if that can be written."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, end="\n" if text else "", file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -12,28 +12,37 @@ STYLES = {
 """The colour of a cell in a terminal, by its first word."""
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """Print a table; the columns in `right` are aligned to the right. In a terminal long cells are wrapped."""
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), indent: int = 0
+) -> None:
+    """Print a table; an empty `header` is not shown. Columns in `right` are aligned there.
+
+    In a terminal long cells are wrapped.
+    """
     rows = list(rows)
+    if not rows and not header:
+        return
     if sys.stdout.isatty():
         from rich.console import Console
+        from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for column, name in enumerate(header):
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(header))
+        for column, name in enumerate(header or rows[0]):
             table.add_column(name, justify="right" if column in right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell, STYLES.get(cell.partition(" ")[0], "")) for cell in row))
-        Console(highlight=False).print(table)
+        Console(highlight=False).print(Padding(table, (0, 0, 0, indent)))
         return
+    lines = [header, *rows] if header else rows
     columns = [
         [cell.rjust(width) if number in right else cell.ljust(width) for cell in column]
-        for number, column in enumerate(zip(header, *rows, strict=True))
+        for number, column in enumerate(zip(*lines, strict=True))
         for width in [max(map(len, column))]
     ]
-    for row in zip(*columns, strict=True):
-        print("  ".join(row).rstrip())
+    for line in zip(*columns, strict=True):
+        print(f"{' ' * indent}{'  '.join(line)}".rstrip())
 
 
 def print_json(value: object) -> None:

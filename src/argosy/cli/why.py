@@ -1,18 +1,18 @@
 """`argosy why`: one screen about a failed, hung or slow run."""
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from argosy.cli.tables import print_json
+from argosy.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from argosy.process import Report, RunRecord, RunView
 
-STYLES = {"healthy": "bold green", "done": "bold green", "running": "bold", "stopped": "bold yellow"}
+COLOURS = {"healthy": "green", "done": "green", "running": None, "stopped": "yellow"}
+"""Of the first line, by verdict; the others are red."""
 
 
 @click.command(short_help="Explain a failed, hung or slow run on one screen.")
@@ -20,17 +20,15 @@ STYLES = {"healthy": "bold green", "done": "bold green", "running": "bold", "sto
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, as_json: bool) -> None:
     """Explain RUN: what failed first, its last lines, where the ranks were, what was restarted, what to do next."""
-    from argosy.process import explain, find_run, read_facts, read_incidents, read_record, render
+    from argosy.process import explain, find_run, read_facts, read_incidents, read_record
 
     directory = find_run(run)
     view = look(directory, read_record(directory))
     report = explain(view, read_facts(directory), read_incidents(directory))
     if as_json:
         print_json(report)
-    elif sys.stdout.isatty():
-        show(report)
     else:
-        print(render(report))
+        show(report)
 
 
 def look(directory: Path, record: "RunRecord") -> "RunView":
@@ -69,24 +67,14 @@ def saved_step(directory: Path) -> int | None:
 
 
 def show(report: "Report") -> None:
-    """Write the report to a terminal: long lines are wrapped, commands are not."""
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
+    """Print the report; in a terminal long lines are wrapped, except for commands to copy."""
     from argosy.process import sections
 
-    console = Console(highlight=False)
     *upper, commands = sections(report)
     for number, section in enumerate(upper):
         if section.title:
-            console.print(Text(section.title, "bold" if number else STYLES.get(report.verdict, "bold red")))
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(overflow="fold")
-        table.add_column(overflow="fold")
-        for row in section.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(Padding(table, (0, 0, 1, 2 if section.title else 0)))
+            click.secho(section.title, bold=True, fg=None if number else COLOURS.get(report.verdict, "red"))
+        print_table([], section.rows, indent=2 if section.title else 0)
+        print()
     for label, text in commands.rows:
-        console.print(Text(f"{label:8}", "dim") + Text(text, "cyan"), soft_wrap=True)
+        print(f"{label:8}{text}")

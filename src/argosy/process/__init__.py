@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from argosy.process.evidence.why import Report as Report
     from argosy.process.evidence.why import RunView as RunView
     from argosy.process.evidence.why import explain as explain
-    from argosy.process.evidence.why import render as render
     from argosy.process.evidence.why import sections as sections
     from argosy.process.host.between import ended_ranks as ended_ranks
     from argosy.process.host.messages import Environment as Environment

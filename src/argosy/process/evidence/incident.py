@@ -4,7 +4,6 @@
 No environment, no argument of a process is ever part of it: either may hold secrets.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import msgspec
 from argosy.core import RankId, WaitStatus, format_ranks
 from argosy.process.evidence.frames import Frame, Stack, group_stacks, stacks_text
 from argosy.process.evidence.proc_sample import exception_line, last_lines, last_traceback, without_prefix
+from argosy.process.run.rundir import write_atomically
 
 TAIL_LINES = 20
 FRAMES_KEPT = 12
@@ -218,8 +218,9 @@ def write_incident(directory: Path, incident: Incident, stacks: Mapping[int, Sta
     target = directory / incident.id
     target.mkdir(parents=True, exist_ok=True)
     if stacks is not None:
-        _write(target / "stacks.txt", stacks_text(stacks).encode())
-    _write(target / "incident.json", msgspec.json.format(msgspec.json.encode(incident), indent=1))
+        write_atomically(target / "stacks.txt", stacks_text(stacks).encode(), sync=True)
+    text = msgspec.json.format(msgspec.json.encode(incident), indent=1)
+    write_atomically(target / "incident.json", text, sync=True)
     return target
 
 
@@ -232,15 +233,3 @@ def read_incidents(run_directory: Path) -> list[Incident]:
         except (OSError, msgspec.DecodeError):
             continue
     return sorted(found, key=lambda incident: incident.at)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -5,7 +5,6 @@
 
 import os
 import shlex
-import textwrap
 import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -30,8 +29,8 @@ from argosy.process.run.facts import (
     StopAsked,
 )
 
-LINES_MAX = 40
-EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 8, 5, 3, 7
+EXCEPTION_LINES, LOG_LINES, STACK_GROUPS, HISTORY_LINES = 7, 4, 3, 6
+"""Forty lines at most, all together: one screen."""
 
 Verdict = Literal["healthy", "running", "done", "stopped", "crash", "hang", "failed"]
 """`running`: it is alive, and no steps were seen that would show whether it is healthy."""
@@ -114,7 +113,7 @@ def explain(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incident
 
 
 class Section(NamedTuple):
-    """Rows of one or two cells below a title, which may be empty."""
+    """Rows of equal length below a title, which may be empty."""
 
     title: str
     rows: list[tuple[str, ...]]
@@ -145,25 +144,6 @@ def sections(report: Report) -> list[Section]:
         found.append(Section("what happened", [(_clock(event.at), event.what) for event in shown]))
     saved = [("saved", f"step {report.durable_step}")] if report.durable_step is not None else []
     return [*found, Section("", [*saved, *report.commands.items()])]
-
-
-def render(report: Report, width: int = 100) -> str:
-    """The report as plain text of at most 40 lines."""
-    *upper, commands = sections(report)
-    lines: list[str] = []
-    for section in upper:
-        lines += [""] * bool(lines) + textwrap.wrap(section.title, width, subsequent_indent="  ")
-        labels = max((len(row[0]) for row in section.rows if len(row) > 1), default=0)
-        for number, row in enumerate(section.rows):
-            text = row[0] if len(row) == 1 else f"{row[0]:{labels}} {row[1]}"
-            if section.title:
-                lines.append(_cut(f"  {text}", width))
-            else:  # A headline is worth three lines.
-                lines += textwrap.wrap(text, width, subsequent_indent="  ")[:3] if not number else [_cut(text, width)]
-    way_on = [f"{label + ':':8} {command}" for label, command in commands.rows]
-    return (
-        "\n".join([*lines[: LINES_MAX - len(way_on) - 1], "", *way_on]) + "\n"
-    )  # Commands are for copying: never cut.
 
 
 def _facts_of(launch: int, facts: Sequence[AnyFact]) -> list[AnyFact]:
@@ -384,7 +364,3 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {left} s" if minutes else f"{left} s"
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 3] + "..."

@@ -56,11 +56,14 @@ def absent(*paths: Path) -> list[Path]:
     return sorted(found, key=lambda each: -len(each.parts))
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file at once; readers see the old or the new one."""
+def write_atomically(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Replace the file at once; readers see the old or the new one. With `sync` also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        with open(temporary, "wb", buffering=0) as file:
+            file.write(content)
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -157,11 +157,7 @@ def classify(path: str, *, linked: bool) -> Literal["ours", "checkpoint", "stran
 
 
 def parse_age(text: str) -> float:
-    """`90s`, `30min`, `12h`, `7d`, `2w`: seconds.
-
-    Raises:
-        ConfigError: not a time.
-    """
+    """`90s`, `30min`, `12h`, `7d`, `2w`: seconds; raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)", text.strip().lower())
     if match is None:
         raise ConfigError(f"not a time: {text!r}", hint="write 30min, 12h, 7d or 2w")
@@ -169,11 +165,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """`500M`, `1G`, `1.5GB`, `1GiB`: bytes, in powers of 1024.
-
-    Raises:
-        ConfigError: not a size.
-    """
+    """`500M`, `1G`, `1.5GB`, `1GiB`: bytes, in powers of 1024; raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ConfigError(f"not a size: {text!r}", hint="write 500M, 1G or 1.5T")
@@ -181,10 +173,11 @@ def parse_size(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`24 kB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
-    if count >= 1 << 30:
-        return f"{count / (1 << 30):.1f} GB"
-    return f"{count / (1 << 20):.1f} MB" if count >= 1 << 20 else f"{count / 1024:.0f} kB"
+    """`248 B`, `24 kB`, `12.3 MB`, `1.2 GB`; powers of 1024."""
+    for size, unit in ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} kB" if count >= 1024 else f"{count} B"
 
 
 def count(number: int, noun: str) -> str:
