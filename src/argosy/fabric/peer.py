@@ -20,7 +20,7 @@ from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric.calls import AskFate, Caller, Gone
 from argosy.fabric.control_socket import explain_silence, send_cancel
 from argosy.fabric.deferred_calls import DeferredCalls, on_event_loop
-from argosy.fabric.frames import STALE, Call, Frame, FrameReader, Greeting, PackedValue, ReplyFrame, pack, send_some
+from argosy.fabric.frames import STALE, Call, CallFrame, FrameReader, Greeting, PackedValue, ReplyFrame, pack, send_some
 from argosy.fabric.link import BadFrame, enlarge_buffers, peer_credentials
 from argosy.fabric.pending_call import PendingCall, context
 from argosy.fabric.segments import own_segments
@@ -350,7 +350,7 @@ class Peer:
             self._take(sock, frame)
         return True
 
-    def _take(self, sock: socket.socket, frame: Frame) -> None:
+    def _take(self, sock: socket.socket, frame: CallFrame) -> None:
         message = frame.message
         if isinstance(message, ReplyFrame):
             for number in message.freed:
