@@ -60,7 +60,7 @@ class Peer:
     # --- calling
 
     def call(self, packed: PackedValue, actor: str, method: str, deadline: float, wanted: bool) -> PendingCall:
-        """Send a call and return it; a failure to send becomes its outcome."""
+        """Send a call and return it; if sending fails, the error becomes its outcome."""
         pending = PendingCall(self)
         if self._deferred and on_event_loop():
             self._defer(pending, packed, actor, method, deadline, wanted)
@@ -85,7 +85,7 @@ class Peer:
                 return
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
                 why = self.explain_silence()
-                pending.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=why))
+                pending.settle(None, DeadlinePassed(f"waiting to send a call to {self.name}", 0.0, hint=why))
                 return
         try:
             while True:
@@ -223,7 +223,7 @@ class Peer:
             if isinstance(fate, Gone) and not fate.replaced:
                 raise PeerLost(self.name, fate.cause)
             if time.monotonic() > patience:
-                raise DeadlinePassed(f"{self.name} to listen", START_S, hint="look at its log")
+                raise DeadlinePassed(f"waiting for {self.name} to listen", START_S, hint="look at its log")
             time.sleep(_pause(began))
 
     def _connect(self) -> bool:
@@ -305,7 +305,9 @@ class Peer:
     def _wait_for_slot(self, deadline: float) -> None:
         if deadline and time.monotonic() > deadline:
             raise DeadlinePassed(
-                f"room for a call to {self.name}, with {len(self.caller)} unanswered", 0.0, hint=self.explain_silence()
+                f"waiting to send a call to {self.name}, with {len(self.caller)} calls unanswered",
+                0.0,
+                hint=self.explain_silence(),
             )
         sock = self.sock
         if sock is None:

@@ -1,4 +1,4 @@
-"""A call in flight, and the call that the current thread runs for somebody else."""
+"""The calls that this process waits for, and the call that the current thread runs."""
 
 import threading
 from collections.abc import Callable
