@@ -14,7 +14,7 @@ from pathlib import Path
 
 from warm import warm
 
-from argosy.observe import Page, Progress
+from argosy.observe import Page, RankProgress
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -74,16 +74,16 @@ class Ranks:
         (directory / "script.py").write_text(script)
         self.parent = subprocess.Popen([*warm(), "-c", _PARENT, str(directory), str(size)], env=environment())
 
-    def pages(self) -> dict[int, Progress]:
+    def pages(self) -> dict[int, RankProgress]:
         """Return what the pages say now, of the ranks that have one."""
-        found: dict[int, Progress] = {}
+        found: dict[int, RankProgress] = {}
         for rank in range(self.size):
             with contextlib.suppress(OSError):  # Not there yet, or just being made.
                 if (progress := Page.open(self.directory / f"page{rank}").read()) is not None:
                     found[rank] = progress
         return found
 
-    def until(self, fact: Callable[[dict[int, Progress]], bool]) -> dict[int, Progress]:
+    def until(self, fact: Callable[[dict[int, RankProgress]], bool]) -> dict[int, RankProgress]:
         """Return the pages once all ranks have one and `fact` holds for them."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and self.parent.poll() is None:

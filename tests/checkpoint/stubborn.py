@@ -66,7 +66,7 @@ def run(work: str) -> None:
     # A rank that does not come is named at the deadline.
     if rank == 0:
         text = raised(lambda: restore(f"{work}/run", into=model, timeout_s=1), DeadlinePassed)
-        assert text == "not done within 1 s: waiting for rank 1"
+        assert text == "timed out after 1 s: waiting for rank 1"
     dist.barrier()
     # A saver whose directory is another run's is refused on all ranks.
     other_run = Path(f"{work}/taken")

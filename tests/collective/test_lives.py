@@ -114,12 +114,12 @@ def test_a_letter_of_another_type_is_not_taken():
 
 
 def test_a_rank_that_is_in_another_group_is_said_to_be_there():
-    told = [text for text in crew(ASTRAY, 2, must_end_well=False) if "not done within 5 s" in text]
+    told = [text for text in crew(ASTRAY, 2, must_end_well=False) if "timed out after 5 s" in text]
     assert told
     assert all("and is in all_reduce #" in text and "of another group" in text for text in told)
 
 
 def test_profilers_see_operations_and_waits_name_them():
     first, other = crew(SEEN, 2)
-    assert "True\nnot done within 0.1 s: all_reduce, called at " in first
+    assert "True\ntimed out after 0.1 s: all_reduce, called at " in first
     assert other.endswith("True\n")

@@ -225,7 +225,7 @@ def test_a_group_without_shared_memory_goes_on_with_a_replacement():
 def test_a_deadline_names_who_has_not_arrived():
     for text in crew(DEADLINE, 3):
         assert text == (
-            "not done within 1 s: all_reduce #2 of float32 at script.py:15: "
+            "timed out after 1 s: all_reduce #2 of float32 at script.py:15: "
             "waited for rank 1 (last in barrier #1 at script.py:5)\n"
         )
 
@@ -233,13 +233,13 @@ def test_a_deadline_names_who_has_not_arrived():
 def test_a_deadline_of_one_barrier_is_its_own():
     for text in crew(DEADLINE, 3, rounds=["monitored"]):
         assert text.startswith(
-            "not done within 0.5 s: barrier #2 at script.py:11: waited for rank 1 (last in barrier #1"
+            "timed out after 0.5 s: barrier #2 at script.py:11: waited for rank 1 (last in barrier #1"
         )
 
 
 def test_a_deadline_of_a_message_names_the_peer_and_what_it_did_last():
     told = "recv from rank 1 (last in barrier #1 at script.py:5) of 12 bytes with tag 7 at script.py:13"
-    assert crew(DEADLINE, 2, rounds=["recv"]) == [f"not done within 1 s: {told}\n"] * 2
+    assert crew(DEADLINE, 2, rounds=["recv"]) == [f"timed out after 1 s: {told}\n"] * 2
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["native", "reference"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from seeds import each
 
-from argosy.observe import Flag, GroupProgress, Page, Phase, Progress
+from argosy.observe import Flag, GroupProgress, Page, Phase, RankProgress
 
 
 def test_a_reader_sees_what_the_rank_wrote(tmp_path: Path):
@@ -71,7 +71,7 @@ def test_p2_garbage_never_raises(tmp_path: Path, seed: int):
     head = magic if seed % 5 else noise.randbytes(8)
     (tmp_path / "page").write_bytes(head + noise.randbytes(4088))
     seen = Page.open(tmp_path / "page").read()
-    assert isinstance(seen, Progress) if seed % 5 else seen is None
+    assert isinstance(seen, RankProgress) if seed % 5 else seen is None
     for group in seen.groups if seen else ():
         group.members()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from ranks import Ranks
 
-from argosy.observe import Activity, Flag, Progress
+from argosy.observe import Activity, Flag, RankProgress
 from argosy.process.evidence.hang import HangPolicy, Suspect, decide_hang
 from argosy.process.evidence.watch import Tracker
 
@@ -69,7 +69,7 @@ else:
 """
 
 
-def suspect(pages: dict[int, Progress]) -> Suspect:
+def suspect(pages: dict[int, RankProgress]) -> Suspect:
     """What is made of these pages if they stay as they are."""
     tracker = Tracker()
     for rank, page in pages.items():
@@ -94,7 +94,7 @@ def test_ddp_steps_of_four_ranks_count_alike(tmp_path: Path):
 
 
 def test_a_rank_that_skips_an_all_reduce_is_named(tmp_path: Path):
-    def stuck(pages: dict[int, Progress]) -> bool:
+    def stuck(pages: dict[int, RankProgress]) -> bool:
         default = [page.groups[0] for page in pages.values() if page.groups]
         return [(group.issued, group.waiting) for group in default] == [(12, True)] * 3 + [(11, False)]
 
@@ -110,7 +110,7 @@ def test_a_rank_that_skips_an_all_reduce_is_named(tmp_path: Path):
 def test_a_rank_missed_by_ddps_reducer_is_named(tmp_path: Path):
     """The others wait inside C++, which no hook sees; their counts tell."""
 
-    def stuck(pages: dict[int, Progress]) -> bool:
+    def stuck(pages: dict[int, RankProgress]) -> bool:
         counts = [page.groups[0].issued for page in pages.values() if page.groups]
         doing = [page.doing for page in pages.values()]
         return doing == [Activity.BACKWARD, Activity.NOTHING, Activity.BACKWARD] and counts[0] == counts[2] > counts[1]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from argosy.core import WaitStatus
-from argosy.observe import GroupProgress, Phase, Progress
+from argosy.observe import GroupProgress, Phase, RankProgress
 from argosy.process.evidence.frames import Frame, Stack, Thread
 from argosy.process.evidence.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.process.evidence.judge import Busy, Hang, judge
@@ -208,12 +208,12 @@ def test_a_compiled_model_that_runs_is_not_compiling():
     assert hang([rank(0), rank(1, 11, waiting=False)], {1: stack}).headline.endswith("rank 1 at train.py:16")
 
 
-def page(*, steps: int = 0, pulse: int = 0, issued: int = 0) -> Progress:
+def page(*, steps: int = 0, pulse: int = 0, issued: int = 0) -> RankProgress:
     groups = (GroupProgress("0", 2, issued, op="all_reduce", stride=1),) if issued else ()
-    return Progress(pid=1, phase=Phase.USER, steps=steps, pulse=pulse, groups=groups)
+    return RankProgress(pid=1, phase=Phase.USER, steps=steps, pulse=pulse, groups=groups)
 
 
-def samples(tracker: Tracker, index: int, pages: list[Progress], *, every_s: float, start: float = 0.0) -> float:
+def samples(tracker: Tracker, index: int, pages: list[RankProgress], *, every_s: float, start: float = 0.0) -> float:
     now = start
     for progress in pages:
         now += every_s

@@ -63,7 +63,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Superseded(ArgosyError):
-    """The attempt was abandoned because a newer generation is being formed."""
+    """This generation was abandoned, because a newer one is being formed."""
 
 
 def meet(

@@ -78,7 +78,7 @@ def create(size: int, window: int) -> int:
     shape = Shape(size, window)
     fd = os.memfd_create("argosy-collective", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, shape.total)  # A lack of memory raises here, and is no SIGBUS in an operation.
+        os.posix_fallocate(fd, 0, shape.total)  # If memory is short, this raises instead of a SIGBUS later.
         os.pwrite(fd, shape.pack(), 0)
     except OSError as error:
         os.close(fd)
@@ -184,9 +184,9 @@ def open_peer_segment(where: tuple[int, int, int], shape: Shape, rank: int) -> G
     """Map the segment that another process holds open; `where` is its pid, the descriptor and the inode.
 
     Raises:
-        PeerLost: it is gone, or has let go of it: the number may be another file's by now, even a newer segment's.
-        PermissionError: this process may not check_loss into that one; for a moment also if it is being killed, or the
-            number is that of a file under /proc/sys by now.
+        PeerLost: the process is gone, or has closed it: the descriptor may belong to another file or segment now.
+        PermissionError: this process may not read the other's /proc entries. Also, for a moment, if the other is being
+            killed, or if the descriptor belongs to a file under /proc/sys now.
     """
     pid, fd, inode = where
     try:

@@ -37,7 +37,7 @@ class Transport:
     """The engine if all ranks share a host, and Gloo for what it does not serve."""
 
     monitor: Engine | Links
-    """Knows of losses."""
+    """Reports that a rank is lost."""
 
     def __init__(self, store: Any, meeting: Meeting, timeout: timedelta) -> None:
         self._store, self._meeting, self._timeout = store, meeting, timeout

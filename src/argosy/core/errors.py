@@ -42,4 +42,5 @@ class DeadlinePassed(ArgosyError):
         self.what, self.seconds = what, seconds
 
     def __str__(self) -> str:
-        return f"not done within {self.seconds:g} s: {self.what}"
+        after = f" after {self.seconds:g} s" if self.seconds else ""
+        return f"timed out{after}: {self.what}"

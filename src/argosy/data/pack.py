@@ -98,7 +98,7 @@ class PackPlan(SourcePlan):
         self.pack = pack
         self.order = Order(length_of(pack.source), shuffle, seed)
         self._windows = -(-self.order.length // pack.window)
-        """Windows of an epoch; the last one may be short, because none crosses an epoch."""
+        """Windows per epoch; the last one may be short, because a window never spans two epochs."""
         self._anchor = (0, 0)
         """A position and the window that begins there."""
         self._packed: Callable[[int], tuple[Indices, list[list[PackedPiece]]]] = lru_cache(maxsize=64)(self._pack)

@@ -2,8 +2,8 @@
 
 Everything happens inside the loader's calls: there is no thread in the training process.
 
-P1  A span is answered whoever dies, unless its own samples killed `tries` workers.
-P2  At most `ahead` spans per worker are open besides the one asked for, and no more than `bytes_ahead` lie ready.
+P1  Every microbatch is made, whichever workers die, unless its own samples cost `tries` workers.
+P2  At most `ahead` microbatches per worker are requested in advance, and at most about `bytes_ahead` bytes are kept.
 """
 
 import itertools
@@ -131,7 +131,7 @@ class ProcessMaker:
         for link in (self._template.link, *(worker.link for worker in self._workers if worker.listens)):
             poller.register(link, select.POLLIN | (select.POLLOUT if link.wants_write else 0))
         poller.poll(min(_POLL_S, self._config.hang_s / 4) * 1000)
-        template_lives = self._template.hear()
+        template_lives = self._template.read_reports()
         now = time.monotonic()
         for place, worker in enumerate(self._workers):
             for answer in worker.answers():

@@ -105,7 +105,7 @@ class Queue:
                 why = f"{there} items wait, of at most {self.capacity}: check that a trainer takes them"
             except OSError as error:
                 why = self._why_full(error)
-            waiting.pause(f"room in the queue {self.directory.name}", why)
+            waiting.pause(f"waiting for room in the queue {self.directory.name}", why)
         return False
 
     def _name(self, key: Any) -> str:
@@ -224,7 +224,7 @@ class Queue:
                     why = f"{found.there} are there: check that a process puts items"
                 except OSError as error:
                     why = self._why_full(error)
-                waiting.pause(f"{self.batch} items in the queue {self.directory.name}", why, check)
+                waiting.pause(f"waiting for {self.batch} items in the queue {self.directory.name}", why, check)
 
 
 class _Waiting:

@@ -83,9 +83,9 @@ class WorkerTemplate:
         try:
             self.link.send(ForkWorker(number), fds)
         except PeerLost:
-            return  # `hear` notices; then the workers that have not started are asked for again.
+            return  # `read_reports` notices; then the workers that have not started are asked for again.
 
-    def hear(self) -> bool:
+    def read_reports(self) -> bool:
         """Read the template's messages; False if it died and was replaced.
 
         Raises:

@@ -23,7 +23,7 @@ from argosy.fabric.paths import shared_memory_path as shared_memory_path
 from argosy.fabric.paths import state_dir as state_dir
 from argosy.fabric.paths import sync_directory as sync_directory
 from argosy.fabric.rank_place import Arrive as Arrive
-from argosy.fabric.rank_place import Assist as Assist
+from argosy.fabric.rank_place import ForkHelper as ForkHelper
 from argosy.fabric.rank_place import Released as Released
 from argosy.fabric.rank_place import here as here
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from argosy.fabric.frames import LATE as LATE
     from argosy.fabric.frames import RAISED as RAISED
     from argosy.fabric.frames import Call as Call
-    from argosy.fabric.frames import Frame as Frame
+    from argosy.fabric.frames import CallFrame as CallFrame
     from argosy.fabric.frames import PackedValue as PackedValue
     from argosy.fabric.frames import ReplyFrame as ReplyFrame
     from argosy.fabric.payload import dump as dump

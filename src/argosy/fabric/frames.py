@@ -1,6 +1,6 @@
 """The frames of calls: an envelope, then raw buffers; descriptors of shared segments travel with the first byte.
 
-Reading is incremental and never blocks. Values are unpickled only by `Frame.take`.
+Reading is incremental and never blocks. Values are unpickled only by `CallFrame.take`.
 
 F1  Invalid bytes raise `BadFrame`, before any of them is unpickled.
 F2  The sizes of the envelope and of the buffers are bounded.
@@ -115,7 +115,7 @@ class PackedValue:
         self.body = Body(pickled, tuple(sizes), self.segment.number if self.segment is not None else 0)
 
 
-class Frame(msgspec.Struct, eq=False):
+class CallFrame(msgspec.Struct, eq=False):
     """A received message with its buffers."""
 
     message: Envelope
@@ -181,7 +181,7 @@ class FrameReader:
         self._filling: tuple[WithBody, bytearray, int] | None = None
         """A message whose buffers are incomplete, the memory for them, and the bytes read so far."""
 
-    def read(self, sock: socket.socket) -> list[Frame] | None:
+    def read(self, sock: socket.socket) -> list[CallFrame] | None:
         """Read once without blocking, and return the complete frames; None if the peer closed the connection.
 
         Raises:
@@ -204,7 +204,7 @@ class FrameReader:
             return None
         if self._rest:
             data, self._rest = self._rest + data, b""
-        frames: list[Frame] = []
+        frames: list[CallFrame] = []
         at, size = 0, len(data)
         while size - at >= _HEADER.size:
             magic, fds, length, tail = _HEADER.unpack_from(data, at)
@@ -219,9 +219,9 @@ class FrameReader:
                 raise BadFrame(f"{self.peer} sent an unexpected message: {error}") from None
             at = end
             if isinstance(message, Greeting):
-                frames.append(Frame(message))
+                frames.append(CallFrame(message))
             elif not (body := message.body).sizes:
-                frames.append(Frame(message, body.pickled))
+                frames.append(CallFrame(message, body.pickled))
             else:
                 at += self._begin_tail(message, fds, tail, data[at : at + tail], frames)
         if at < size:
@@ -237,7 +237,7 @@ class FrameReader:
         while self._fds:
             os.close(self._fds.popleft())
 
-    def _fill(self, sock: socket.socket, message: WithBody, tail: bytearray, filled: int) -> list[Frame] | None:
+    def _fill(self, sock: socket.socket, message: WithBody, tail: bytearray, filled: int) -> list[CallFrame] | None:
         """Read buffers straight into their memory."""
         with memoryview(tail)[filled:] as target:
             count, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY, _RECEIVE)
@@ -249,7 +249,7 @@ class FrameReader:
         self._filling = (message, tail, filled + count)
         return []
 
-    def _begin_tail(self, message: WithBody, fds: int, size: int, here: bytes, frames: list[Frame]) -> int:
+    def _begin_tail(self, message: WithBody, fds: int, size: int, here: bytes, frames: list[CallFrame]) -> int:
         """Begin to collect the buffers of a message, of which `here` has arrived; returns how many bytes that is."""
         body = message.body
         expected = sum(abs(each) for each in body.sizes if not (body.segment and each >= SEGMENT_MIN))
@@ -263,7 +263,7 @@ class FrameReader:
             self._filling = (message, tail, len(here))
         return len(here)
 
-    def _finish(self, message: WithBody, tail: bytearray) -> Frame:
+    def _finish(self, message: WithBody, tail: bytearray) -> CallFrame:
         self._filling = None
         body, at, view = message.body, 0, memoryview(tail)
         pickled: bytes | memoryview = body.pickled
@@ -283,4 +283,4 @@ class FrameReader:
                 pickled = part
             else:
                 buffers.append(part)
-        return Frame(message, pickled, buffers)
+        return CallFrame(message, pickled, buffers)

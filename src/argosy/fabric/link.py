@@ -38,7 +38,7 @@ _BATCH = 64
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()
 _spare: int | None = None
-"""A reserved descriptor: when no other is left, it is closed to accept and refuse a peer."""
+"""A reserved descriptor. When no other is left, it is closed for a moment, to accept a peer and refuse it."""
 
 
 class BadFrame(ArgosyError):
@@ -143,7 +143,7 @@ class Link(Generic[Message]):
         while not self._ready:
             left = deadline - time.monotonic()
             if left < 0:
-                raise DeadlinePassed(f"an answer from {self.peer}", timeout_s)
+                raise DeadlinePassed(f"waiting for an answer from {self.peer}", timeout_s)
             poller = select.poll()
             poller.register(self, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             if poller.poll(left * 1000):

@@ -20,7 +20,7 @@ from argosy.core import ArgosyError, DeadlinePassed, PeerLost
 from argosy.fabric.calls import AskFate, Caller, Gone
 from argosy.fabric.control_socket import explain_silence, send_cancel
 from argosy.fabric.deferred_calls import DeferredCalls, on_event_loop
-from argosy.fabric.frames import STALE, Call, Frame, FrameReader, Greeting, PackedValue, ReplyFrame, pack, send_some
+from argosy.fabric.frames import STALE, Call, CallFrame, FrameReader, Greeting, PackedValue, ReplyFrame, pack, send_some
 from argosy.fabric.link import BadFrame, enlarge_buffers, peer_credentials
 from argosy.fabric.pending_call import PendingCall, context
 from argosy.fabric.segments import own_segments
@@ -60,7 +60,7 @@ class Peer:
     # --- calling
 
     def call(self, packed: PackedValue, actor: str, method: str, deadline: float, wanted: bool) -> PendingCall:
-        """Send a call and return it; a failure to send becomes its outcome."""
+        """Send a call and return it; if sending fails, the error becomes its outcome."""
         pending = PendingCall(self)
         if self._deferred and on_event_loop():
             self._defer(pending, packed, actor, method, deadline, wanted)
@@ -85,7 +85,7 @@ class Peer:
                 return
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic()) if deadline else -1):
                 why = self.explain_silence()
-                pending.settle(None, DeadlinePassed(f"room for a call to {self.name}", 0.0, hint=why))
+                pending.settle(None, DeadlinePassed(f"waiting to send a call to {self.name}", 0.0, hint=why))
                 return
         try:
             while True:
@@ -223,7 +223,7 @@ class Peer:
             if isinstance(fate, Gone) and not fate.replaced:
                 raise PeerLost(self.name, fate.cause)
             if time.monotonic() > patience:
-                raise DeadlinePassed(f"{self.name} to listen", START_S, hint="look at its log")
+                raise DeadlinePassed(f"waiting for {self.name} to listen", START_S, hint="look at its log")
             time.sleep(_pause(began))
 
     def _connect(self) -> bool:
@@ -305,7 +305,9 @@ class Peer:
     def _wait_for_slot(self, deadline: float) -> None:
         if deadline and time.monotonic() > deadline:
             raise DeadlinePassed(
-                f"room for a call to {self.name}, with {len(self.caller)} unanswered", 0.0, hint=self.explain_silence()
+                f"waiting to send a call to {self.name}, with {len(self.caller)} calls unanswered",
+                0.0,
+                hint=self.explain_silence(),
             )
         sock = self.sock
         if sock is None:
@@ -350,7 +352,7 @@ class Peer:
             self._take(sock, frame)
         return True
 
-    def _take(self, sock: socket.socket, frame: Frame) -> None:
+    def _take(self, sock: socket.socket, frame: CallFrame) -> None:
         message = frame.message
         if isinstance(message, ReplyFrame):
             for number in message.freed:

@@ -1,4 +1,4 @@
-"""A call in flight, and the call that the current thread runs for somebody else."""
+"""The calls that this process waits for, and the call that the current thread runs."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from argosy.core import ArgosyError
-from argosy.fabric.frames import Frame
+from argosy.fabric.frames import CallFrame
 
 if TYPE_CHECKING:
     from argosy.fabric.peer import Peer
@@ -21,11 +21,11 @@ class PendingCall(msgspec.Struct, eq=False):
     deferred: bool = False
     """It was not sent yet: see `deferred_calls.py`."""
     done: bool = False
-    frame: Frame | None = None
+    frame: CallFrame | None = None
     error: ArgosyError | None = None
     on_done: Callable[[], None] | None = None
 
-    def settle(self, frame: Frame | None, error: ArgosyError | None) -> None:
+    def settle(self, frame: CallFrame | None, error: ArgosyError | None) -> None:
         self.frame, self.error = frame, error
         self.done = True
         if (on_done := self.on_done) is not None:

@@ -22,7 +22,7 @@ class Arrive(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class Assist(msgspec.Struct, frozen=True, tag=True):
+class ForkHelper(msgspec.Struct, frozen=True, tag=True):
     """A rank asks its zygote to fork a helper process, which calls `entry` ("module:function").
 
     Descriptors: standard output, standard error, then the arguments of `entry`. There is no answer: if there is no
@@ -94,7 +94,7 @@ class RankPlace(msgspec.Struct, kw_only=True):
             return False
         try:
             with closing(connect(self.socket, _decoder, "the agent")) as link:
-                link.send(Assist(self.run, self.rank, entry), [1, 2, *fds])
+                link.send(ForkHelper(self.run, self.rank, entry), [1, 2, *fds])
                 return not link.wants_write
         except (PeerLost, OSError):  # Standard output may be closed.
             return False

@@ -36,7 +36,7 @@ from argosy.fabric.frames import (
     RESULT,
     Body,
     Call,
-    Frame,
+    CallFrame,
     FrameReader,
     Greeting,
     PackedValue,
@@ -62,7 +62,7 @@ class CallHandler(Protocol):
     """Runs the endpoints of a server."""
 
     def is_concurrent(self, call: Call) -> bool: ...
-    def perform(self, call: Call, frame: Frame) -> object: ...
+    def perform(self, call: Call, frame: CallFrame) -> object: ...
 
 
 class Connection:
@@ -141,11 +141,11 @@ class Server:
         self._links: dict[int, Connection] = {}
         self._numbers: dict[int, Connection] = {}
         self._count = 0
-        self._queue: deque[tuple[Connection, Frame]] = deque()
+        self._queue: deque[tuple[Connection, CallFrame]] = deque()
         self._serial: RunningCall | None = None
         self._concurrent: dict[tuple[int, int], RunningCall] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._handed: deque[tuple[Connection, Frame]] = deque()
+        self._handed: deque[tuple[Connection, CallFrame]] = deque()
         self._wake = threading.Semaphore(0)
         self._threaded = False
         self._chains = itertools.count(1)
@@ -268,7 +268,7 @@ class Server:
             if isinstance(frame.message, Call) and connection.callee.arrived(frame.message):
                 self._arrived(connection, frame, frame.message, during)
 
-    def _arrived(self, connection: Connection, frame: Frame, call: Call, during: RunningCall | None) -> None:
+    def _arrived(self, connection: Connection, frame: CallFrame, call: Call, during: RunningCall | None) -> None:
         for number in call.freed:
             own_segments.returned(number)
             if number in connection.lent:
@@ -305,7 +305,7 @@ class Server:
 
     _serial_chain = 0
 
-    def _run(self, connection: Connection, frame: Frame) -> None:
+    def _run(self, connection: Connection, frame: CallFrame) -> None:
         """Run a serial endpoint on this thread, nested in one of the same chain if that waits."""
         call = frame.message
         assert isinstance(call, Call)
@@ -323,7 +323,7 @@ class Server:
         """Return a number that is unique on this host."""
         return self._pid << 32 | next(self._chains)
 
-    def _run_concurrently(self, connection: Connection, frame: Frame) -> None:
+    def _run_concurrently(self, connection: Connection, frame: CallFrame) -> None:
         call = frame.message
         assert isinstance(call, Call)
         running = RunningCall(connection, call, time.monotonic(), threading.get_ident())
@@ -336,7 +336,7 @@ class Server:
         finally:
             self._concurrent.pop((connection.number, call.id), None)
 
-    def _perform(self, running: RunningCall, frame: Frame) -> None:
+    def _perform(self, running: RunningCall, frame: CallFrame) -> None:
         connection, call = running.connection, running.call
         if connection.closed and call.wanted:
             return  # The caller is gone.

@@ -14,7 +14,7 @@ from argosy.observe.progress import Activity as Activity
 from argosy.observe.progress import Flag as Flag
 from argosy.observe.progress import GroupProgress as GroupProgress
 from argosy.observe.progress import Phase as Phase
-from argosy.observe.progress import Progress as Progress
+from argosy.observe.progress import RankProgress as RankProgress
 from argosy.observe.spans import Ring as Ring
 from argosy.observe.spans import Span as Span
 from argosy.observe.spans import read_spans as read_spans

@@ -62,7 +62,7 @@ _METHODS = _by_name(
         "send": "send",
     }
 )
-"""The methods of ProcessGroup, by name, of this torch and older ones: scripts bring their own."""
+"""The methods of ProcessGroup, by name. Older names are included, because scripts may use any torch."""
 
 
 class CollectiveHooks:
@@ -114,7 +114,7 @@ class CollectiveHooks:
 
     def _add(self, group: Any, size: int, rank: int, ranks: list[int] | None) -> int:
         # By id: a reference would keep the threads of a destroyed group alive. A new group at the same address
-        # is added anew by `_patch_formation`.
+        # is added by `_patch_formation`.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
         return index

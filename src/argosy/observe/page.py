@@ -32,7 +32,7 @@ import weakref
 from threading import RLock
 from typing import Any
 
-from argosy.observe.progress import Flag, GroupProgress, Phase, Progress
+from argosy.observe.progress import Flag, GroupProgress, Phase, RankProgress
 
 PAGE_SIZE = 4096
 GROUPS_MAX = 32
@@ -212,7 +212,7 @@ class Page:
 
     # -- anybody reads -----------------------------------------------------------------------------
 
-    def read(self) -> Progress | None:
+    def read(self) -> RankProgress | None:
         """Return the content of the page, or None if it is not (yet) a progress page."""
         words = _HEADER.unpack_from(self._view)
         if words[0] != _MAGIC:
@@ -223,7 +223,7 @@ class Page:
             if group is None:  # Slots are taken in order, and kept.
                 break
             groups.append(group)
-        return Progress(*words[1:], groups=tuple(groups))
+        return RankProgress(*words[1:], groups=tuple(groups))
 
     def _read_slot(self, at: int) -> GroupProgress | None:
         body = b""

@@ -27,10 +27,10 @@ class Flag(IntFlag):
     """`argosy.Run` owns the step loop."""
     SERVED = 16
     """The rank has answered a call."""
-    HOPELESS = 32
-    """A replacement would fail as this rank did: none is wanted."""
-    ANEW = 64
-    """It ends so that another takes its place, and for no fault of the script."""
+    NO_REPLACEMENT = 32
+    """Do not replace this rank: a replacement would fail in the same way."""
+    REPLACE = 64
+    """Replace this rank: it ends on purpose, and the script is not at fault."""
 
 
 class Activity(IntEnum):
@@ -70,7 +70,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
         return range(self.first, self.first + self.size * self.stride, self.stride) if self.stride else None
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RankProgress(msgspec.Struct, frozen=True):
     """The content of a page at one moment."""
 
     pid: int

@@ -473,12 +473,12 @@ class Run:
     def give_up(self) -> None:
         """A replacement of this rank would fail as well: none is wanted."""
         if self.page is not None:
-            self.page.set_flag(Flag.HOPELESS)
+            self.page.set_flag(Flag.NO_REPLACEMENT)
 
     def begin_anew(self) -> NoReturn:
         """End this process so that another takes its place."""
         if self.page is not None:
-            self.page.set_flag(Flag.ANEW)
+            self.page.set_flag(Flag.REPLACE)
         raise SystemExit(1)
 
     @contextmanager

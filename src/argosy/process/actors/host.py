@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from argosy.core import ConfigError
-from argosy.fabric import Call, Frame, Server, here, load
+from argosy.fabric import Call, CallFrame, Server, here, load
 from argosy.observe import Flag, attached
 
 SPECS = "actors"
@@ -101,7 +101,7 @@ class Housed:
     def is_concurrent(self, call: Call) -> bool:
         return (call.actor, call.method) in self._beside
 
-    def perform(self, call: Call, frame: Frame) -> object:
+    def perform(self, call: Call, frame: CallFrame) -> object:
         """Run an endpoint; what it raises goes to the caller."""
         args, kwargs = frame.take()
         actor = self.actors.get(call.actor)

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from argosy.core import WaitStatus
-from argosy.observe import Phase, Progress
+from argosy.observe import Phase, RankProgress
 from argosy.process.evidence.hang import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.process.evidence.judge import Busy, Hang
 from argosy.process.evidence.proc_sample import ProcSample
@@ -33,7 +33,7 @@ class Tracker:
         self._views[index] = RankView(index=index, changed_at=now, starting=True)
         self._rhythms[index] = _Rhythm(now)
 
-    def update(self, index: int, progress: Progress | None, proc: ProcSample | None, now: float) -> None:
+    def update(self, index: int, progress: RankProgress | None, proc: ProcSample | None, now: float) -> None:
         """Take a sample; None where the page or the process could not be read."""
         if index not in self._views:
             self.started(index, now)

@@ -23,7 +23,7 @@ import msgspec
 import setproctitle
 
 from argosy.core import ArgosyError, ConfigError, PeerLost
-from argosy.fabric import Arrive, Assist, Link, accept, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import Arrive, ForkHelper, Link, accept, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
 from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
@@ -232,7 +232,7 @@ class Agent:
             case Arrive(run, rank, count):
                 if run in self.runs:
                     self.runs[run].barrier.arrive(rank.index, count, link)
-            case Assist(run):
+            case ForkHelper(run):
                 if run in self.runs:
                     self.runs[run].assist(message, fds)
             case ListRuns():

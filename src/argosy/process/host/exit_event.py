@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping
 
 from argosy.core import RankId
-from argosy.observe import Flag, Progress
+from argosy.observe import Flag, RankProgress
 from argosy.process.host.messages import ChildExited
 from argosy.process.run import root
 
@@ -14,7 +14,7 @@ STEADY_S = 10.0
 """A rank that lived this long counts as having made progress, even if it shows no steps."""
 
 
-def exit_event(message: ChildExited, progress: Mapping[RankId, Progress], lived_s: float, oom: str) -> root.Exited:
+def exit_event(message: ChildExited, progress: Mapping[RankId, RankProgress], lived_s: float, oom: str) -> root.Exited:
     """Judge an exit by what the progress pages of the run's ranks say."""
     rank, status = message.child.rank, message.status
     managed = any(page.has(Flag.RUN_MANAGED) for page in progress.values())
@@ -22,7 +22,7 @@ def exit_event(message: ChildExited, progress: Mapping[RankId, Progress], lived_
     started_with = {each for each in progress if each.generation == rank.generation and not managed}
     movers = [seen for each, seen in progress.items() if each == rank or each in started_with]
     own = status.code is not None or status.signal in CRASHES
-    own = own and not (rank in progress and progress[rank].has(Flag.ANEW))
+    own = own and not (rank in progress and progress[rank].has(Flag.REPLACE))
     # One that ends itself after its first step, time and again, gets nowhere.
     steps_min = 2 if own and managed else 1
     return root.Exited(
@@ -31,7 +31,7 @@ def exit_event(message: ChildExited, progress: Mapping[RankId, Progress], lived_
         progressed=(lived_s > STEADY_S and not managed) or any(_moved(page, steps_min) for page in movers),
         grouped=any(page.has(Flag.PROCESS_GROUP) for page in progress.values()),
         managed=managed,
-        hopeless=any(page.has(Flag.HOPELESS) for page in progress.values()),
+        hopeless=any(page.has(Flag.NO_REPLACEMENT) for page in progress.values()),
         own=own,
         oom=oom,
         cpu_s=message.cpu_s,
@@ -39,7 +39,7 @@ def exit_event(message: ChildExited, progress: Mapping[RankId, Progress], lived_
     )
 
 
-def _moved(progress: Progress, steps_min: int) -> bool:
+def _moved(progress: RankProgress, steps_min: int) -> bool:
     """Whether a rank did what it is there for."""
     if progress.has(Flag.RUN_MANAGED):
         return progress.steps >= steps_min

@@ -7,7 +7,7 @@ agent -> warden:                ToWarden         warden -> agent: FromWarden
 import msgspec
 
 from argosy.core import RankId, WaitStatus
-from argosy.fabric import Arrive, Assist
+from argosy.fabric import Arrive, ForkHelper
 from argosy.process.run.facts import AnyFact
 from argosy.process.run.launch import Launch
 
@@ -181,7 +181,7 @@ ToAgent = (
     | ChildExited
     | ChildPaused
     | Arrive
-    | Assist
+    | ForkHelper
 )
 
 # --- agent -> client
@@ -337,7 +337,7 @@ class ForkStore(Message, frozen=True):
 
 
 class ForkBeside(Message, frozen=True):
-    """Fork a process in a rank's group and cgroup that calls `entry`. Descriptors as for `Assist`."""
+    """Fork a process in a rank's group and cgroup that calls `entry`. Descriptors as for `ForkHelper`."""
 
     launch: Launch
     entry: str

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
-from argosy.fabric import Assist, Link
-from argosy.observe import Flag, Page, Progress
+from argosy.fabric import ForkHelper, Link
+from argosy.observe import Flag, Page, RankProgress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
 from argosy.process.host.background_jobs import BackgroundJobs
@@ -252,7 +252,7 @@ class Running:
             cgroup=self.traces.prepare(rank),
         )
 
-    def assist(self, message: Assist, fds: list[int]) -> None:
+    def assist(self, message: ForkHelper, fds: list[int]) -> None:
         """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
         child = self.children.get(message.rank)
         if child is not None and self.zygote is not None:
@@ -329,12 +329,12 @@ class Running:
             self.paused.pop(rank.index, None)
         self.tell_fact(facts.RankPaused(at=time.time(), rank=rank, signal=number, resumed=number == 0))
 
-    def progress(self) -> dict[RankId, Progress]:
+    def progress(self) -> dict[RankId, RankProgress]:
         """What the pages of the current generation say."""
         found = {rank: self.progress_of(rank) for rank in map(self.state.rank, range(len(self.state.slots)))}
         return {rank: seen for rank, seen in found.items() if seen is not None}
 
-    def progress_of(self, rank: RankId) -> Progress | None:
+    def progress_of(self, rank: RankId) -> RankProgress | None:
         """What the page of one rank says, if there is one."""
         if rank not in self.pages:
             with contextlib.suppress(OSError, ValueError):
