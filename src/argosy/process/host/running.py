@@ -436,8 +436,12 @@ class Running:
         self.tell(Notice(text))
 
     def upkeep(self) -> None:
-        """Keep the logs bounded, and say when output is being lost."""
+        """Keep the logs bounded, say when output is being lost, and note that the run can be resumed."""
         self.directory.retry()
+        seen = None if self.record.managed else self.progress_of(self.state.rank(0))
+        if seen is not None and seen.has(Flag.RUN_MANAGED):
+            self.record.managed = True
+            self.directory.write_record(self.record)  # Now: a power cut would leave no time for it.
         self.check_disks()
         now = time.monotonic()
         self.oom = {rank: self.oom_samples.again(samples, now) for rank, samples in self.oom.items()}
