@@ -299,7 +299,9 @@ class Agent:
                         path.rmdir()
                 where = f": {error.filename}" if error.filename else ""
                 error = ConfigError(f"the run's directory cannot be used: {error.strerror}{where}")
-            link.send(Refused(str(error), error.hint))
+            rivals = [each for each in self.runs.values() if each.launch.directory == launch.directory]
+            ending = any(each.state.ended or each.environment_lost for each in rivals)
+            link.send(Refused(str(error), error.hint, later=ending))
             return []
         index_run(directory, launch.name)
         self.linger_s = launch.linger_s

@@ -188,10 +188,11 @@ ToAgent = (
 
 
 class Refused(Message, frozen=True):
-    """What was asked cannot be done; shown to the user as it is."""
+    """What was asked cannot be done; shown to the user as it is. `later`: ask again, what is in the way is ending."""
 
     reason: str
     hint: str = ""
+    later: bool = False
 
 
 class Welcome(Message, frozen=True):

@@ -85,23 +85,27 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
 
 
 def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]:
-    """Start a run; an agent that is just ending is replaced by a new one.
+    """Start a run. If the agent, or the last launch in the directory, is just ending, wait for that.
 
     `fds` are the sealed environment and, if the run has one, standard input.
     """
-    for attempt in range(3):
+    deadline = time.monotonic() + START_S
+    while True:
         link = reach_agent()
         try:
-            answer = ask(link, LaunchRun(launch, stdin=len(fds) > 1), fds)
+            link.send(LaunchRun(launch, stdin=len(fds) > 1), fds)
+            answer, _ = link.wait(ANSWER_S)
+            if isinstance(answer, Welcome):
+                return link, answer
         except PeerLost:
-            link.close()
-            if attempt == 2:
+            if time.monotonic() > deadline:
                 raise
-            time.sleep(0.05)
-            continue
-        assert isinstance(answer, Welcome)
-        return link, answer
-    raise AssertionError
+        else:
+            assert isinstance(answer, Refused)
+            if not answer.later or time.monotonic() > deadline:
+                raise ConfigError(answer.reason, hint=answer.hint)
+        link.close()
+        time.sleep(0.05)
 
 
 def end_daemons(by: str, timeout_s: float) -> None:
