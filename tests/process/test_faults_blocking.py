@@ -1,5 +1,6 @@
 """What takes long for one run does not delay another: the agent's loop never waits."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -69,3 +70,23 @@ def test_a_rank_is_replaced_while_the_logs_of_another_run_cannot_be_read(host: C
         log.open("wb").close()
         until(lambda: run_of(host, "hung") is None, "the end of the run")
     assert "rank 0 failed: killed by SIGKILL" in host.argosy("why", "hung").text
+
+
+def test_a_rank_is_replaced_while_the_agent_finds_no_warden(host: Console):
+    with other_run(host), (host.runtime / "warden.lock").open("rb") as lock:
+        warden, agent = daemon(host, "warden"), daemon(host, "agent")
+        os.kill(agent, signal.SIGSTOP)
+        os.kill(warden, signal.SIGKILL)
+        until(lambda: locked(lock.fileno()), "the lock of the warden")  # Another one leaves at once.
+        os.kill(agent, signal.SIGCONT)
+        replace_a_rank(host)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        until(lambda: daemon(host, "warden") != warden, "another warden")
+
+
+def locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

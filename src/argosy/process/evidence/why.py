@@ -236,7 +236,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 explained = True
                 events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
-                restarted = True
+                restarted, explained = True, False
                 which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
                 events.append(Event(fact.at, f"{which} restarted (generation {generation})"))
             case RankPaused(resumed=resumed):

@@ -26,15 +26,15 @@ from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.fabric import Arrive, ForkHelper, Link, accept, listen, peer_credentials, shared_memory_dir
 from argosy.process.evidence.inquest import FAST_S, SAMPLE_S
 from argosy.process.host.adoption import Adoption
-from argosy.process.host.agentlog import AgentLog, Fed, Has, Launched, Opened, Over
+from argosy.process.host.agentlog import AgentLog, Fed, Launched, Over
 from argosy.process.host.answers import StackRequest, answer_environment, answer_list
-from argosy.process.host.attaching import find_warden
+from argosy.process.host.attaching import Attachment, find_warden
+from argosy.process.host.background_jobs import BackgroundJobs
 from argosy.process.host.daemons import start_warden
 from argosy.process.host.exits import forget_exits
 from argosy.process.host.messages import (
     ORPHAN,
     Attached,
-    Child,
     ChildExited,
     ChildPaused,
     Done,
@@ -52,7 +52,6 @@ from argosy.process.host.messages import (
     Shutdown,
     SignalRun,
     Spared,
-    Spawn,
     StopRun,
     TakeStacks,
     ToAgent,
@@ -84,7 +83,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.log = AgentLog(runtime)
         self.runs: dict[str, Running] = {}
-        self.pool = Pool(runtime, self.spawn)
+        self.pool = Pool(runtime, self.to_warden)
         self.wakes: list[tuple[float, str]] = []
         self.stack_requests: list[StackRequest] = []
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -98,7 +97,11 @@ class Agent:
         self.zygotes_alive: set[str] = set()
         """Keys of zygotes that an earlier agent started and that have not come back yet."""
         self.lifeline = Lifeline(runtime)
-        self.attach()
+        self.warden: Link[FromWarden] | None = None
+        self.unsent: list[tuple[object, list[int]]] = []
+        """What waits for the next warden."""
+        self.jobs = BackgroundJobs(self.wake)
+        self.attached(find_warden(runtime))
         self.zygotes_alive.update(child.run for child in self.inherited if child.what == "zygote")
         self.adoption = Adoption(self)
 
@@ -111,13 +114,19 @@ class Agent:
         listener = listen(self.runtime / "agent.sock")
         self.selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
         while not self.quitting:
-            for key, _ in self.selector.select(self.patience()):
-                if self.selector.get_map().get(key.fd) is not None:  # An earlier one may have ended this one.
-                    key.data()
-            self.tick()
+            self.turn()
         self.selector.unregister(listener)
-        self.to_warden(Quit(), [])  # One that was killed meanwhile is replaced for it: who else would clean up?
+        self.to_warden(Quit(), [])
+        while self.unsent:  # One that was killed meanwhile is replaced for it: who else would clean up?
+            self.turn()
         time.sleep(0.05)  # The warden ends us; this only keeps the link open until it has read that.
+
+    def turn(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        for key, _ in self.selector.select(self.patience()):
+            if self.selector.get_map().get(key.fd) is not None:  # An earlier one may have ended this one.
+                key.data()
+        self.tick()
 
     def patience(self) -> float:
         """Seconds until something must be looked at, if nobody calls."""
@@ -134,7 +143,8 @@ class Agent:
         """Wake-ups, evidence under way, leases, upkeep, linger; then all that is to be said is sent."""
         if not self.leaving and not self.lifeline.in_place:  # A3
             self.shut_down(f"the removal of Argosy's runtime directory, {self.runtime}")
-        if self.warden.has_messages:
+        self.jobs.collect()
+        if self.warden is not None and self.warden.has_messages:
             self.serve_warden(self.warden)
         now = time.time()
         while self.wakes and self.wakes[0][0] <= now:
@@ -384,9 +394,6 @@ class Agent:
     def want_zygote(self, run: Running) -> None:
         self.pool.want(run.launch, run.sealed, run.zygote_ready, run.notice)
 
-    def spawn(self, message: Spawn, fds: list[int]) -> None:
-        self.to_warden(message, fds)
-
     def wake_at(self, run: Running, at: float) -> None:
         heapq.heappush(self.wakes, (at, run.run))
 
@@ -396,24 +403,6 @@ class Agent:
     def log_event(self, run: Running, event: root.Event, now: float) -> None:
         if not isinstance(event, root.Tick) or run.state.turns:
             self.log.append(Fed(run.run, event, now))
-
-    def log_child(self, run: Running, child: Child) -> None:
-        self.log.append(Has(run.run, child))
-
-    def log_port(self, run: Running, port: int, generation: int) -> None:
-        self.log.append(Opened(run.run, port, generation))
-
-    def log_trouble(self) -> str:
-        return self.log.trouble
-
-    def release_spares(self, run: Running) -> None:
-        self.pool.release(run.launch, run.run)
-
-    def watch_child(self, child: Child) -> None:
-        self.adoption.watch(child)
-
-    def child_settled(self, child: Child) -> None:
-        self.adoption.settled(child)
 
     def watch_listener(self, run: Running, fd: int) -> None:
         if fd not in self.selector.get_map():
@@ -444,17 +433,19 @@ class Agent:
     # --- the warden
 
     def to_warden(self, message: object, fds: list[int]) -> None:
-        """Send to the warden, or to the next one if it was killed."""
-        for _ in range(2):
+        """Send to the warden; if it was killed, to the next one."""
+        if self.warden is not None:
             try:
                 self.warden.send(message, fds)
                 return
             except PeerLost:
-                self.replace_warden()
+                self.replace_warden(self.warden)
+        self.unsent.append((message, [os.dup(fd) for fd in fds]))
 
-    def attach(self) -> None:
-        """Find the warden; what it kept for us is for the adoption."""
-        found = find_warden(self.runtime)
+    def attached(self, found: Attachment | Exception) -> None:
+        """There is a warden; what it kept for us is for the adoption."""
+        if isinstance(found, Exception):
+            raise found
         self.warden, self.warden_pid, self.shelf, self.inherited = found.link, found.pid, found.shelf, found.children
         self.watch(found.link, lambda: self.serve_warden(found.link))
 
@@ -467,23 +458,33 @@ class Agent:
                     self.reported(message)
         except ArgosyError:
             if link is self.warden:
-                self.replace_warden()
+                self.replace_warden(link)
 
-    def replace_warden(self) -> None:
-        """The warden was killed: start another and hand it what we hold."""
-        self.selector.unregister(self.warden)
-        self.links.discard(self.warden)
-        self.warden.close()
+    def replace_warden(self, killed: Link[FromWarden]) -> None:
+        """The warden was killed: start another, which gets what we hold when it has come up."""
+        self.selector.unregister(killed)
+        self.links.discard(killed)
+        killed.close()
+        self.warden = None
         if self.lifeline.replaced:
             raise SystemExit(0)
         start_warden(self.runtime, os.getpid())
-        self.attach()
+        self.jobs.do("finding the warden", lambda: find_warden(self.runtime), self.replaced_warden)
+
+    def replaced_warden(self, found: Attachment | Exception) -> None:
+        """Hand the next warden what we hold, and what was to be sent to the one before."""
+        self.attached(found)
         for run in self.runs.values():
             self.hold(f"env:{run.run}", run.sealed)
             if run.stdin is not None:
                 self.hold(f"stdin:{run.run}", run.stdin)
             if run.store is not None and run.store.listener is not None:
                 self.hold(f"store:{run.run}", run.store.listener.fileno())
+        unsent, self.unsent = self.unsent, []
+        for message, fds in unsent:
+            self.to_warden(message, fds)
+            for fd in fds:
+                os.close(fd)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from argosy.fabric import ForkHelper, Link
 from argosy.observe import Flag, Page, RankProgress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
+from argosy.process.host.agentlog import Has, Opened
 from argosy.process.host.background_jobs import BackgroundJobs
 from argosy.process.host.barrier import Barrier
 from argosy.process.host.exit_event import exit_event
@@ -221,7 +222,7 @@ class Running:
                 first = position == 0 and with_stdin
                 argv = command(self.launch, spec.rank.index)
                 message = Spawn(self.run, spec, argv, self.launch.cwd, self.launch.umask, stdin=first)
-                self.host.spawn(message, fds if first else [self.sealed])
+                self.host.to_warden(message, fds if first else [self.sealed])
             return
         try:
             if self.zygote is None:
@@ -268,8 +269,8 @@ class Running:
 
     def forked(self, child: Child) -> None:
         """A rank or a store exists."""
-        self.host.log_child(self, child)
-        self.host.watch_child(child)
+        self.host.log.append(Has(self.run, child))
+        self.host.adoption.watch(child)
         if child.what == "store":
             if self.state.ended or self.store is None or self.store.generation != child.rank.generation:
                 send_signal(child.born, 9)  # It came too late.
@@ -291,7 +292,7 @@ class Running:
     def exited(self, message: ChildExited) -> None:
         """A rank or a store is gone."""
         rank, now = message.child.rank, time.time()
-        self.host.child_settled(message.child)
+        self.host.adoption.settled(message.child)
         if message.child.what == "store":
             self.store_child = None
             return
@@ -369,7 +370,7 @@ class Running:
         else:
             if self.store.listener is not None:  # Held first: a port that is in the log has a listener or a store.
                 self.host.hold(f"store:{self.run}", self.store.listener.fileno())
-            self.host.log_port(self, self.store.port, generation)
+            self.host.log.append(Opened(self.run, self.store.port, generation))
             self.watch_store()
         if waited:
             self.start(self.waiting)
@@ -411,7 +412,7 @@ class Running:
 
     def check_disks(self) -> None:
         """Say once what a disk does not take."""
-        log, records = self.host.log_trouble(), self.directory.trouble
+        log, records = self.host.log.trouble, self.directory.trouble
         self.note_trouble(
             "log", log and f"the agent log cannot be written ({log}): an agent that is restarted now forgets this run"
         )
@@ -462,7 +463,7 @@ class Running:
 
     def finish(self, code: int, reason: str) -> None:
         """Leave nothing of the run but its directory."""
-        self.host.release_spares(self)
+        self.host.pool.release(self.launch, self.run)
         self.inquest.close()
         if (seen := self.progress_of(self.state.rank(0))) is not None:
             self.record.managed, self.record.steps = seen.has(Flag.RUN_MANAGED), seen.reached or seen.steps
