@@ -112,7 +112,7 @@ fn read_files<'py>(
         let is_there =
             |first: usize, count: usize, all: usize| first.checked_add(count).is_some_and(|last| last <= all);
         if !is_there(first_job, jobs_of, jobs.len()) || !is_there(first_send, sends_of, sends.len()) {
-            return Err(PyValueError::new_err("a read names jobs or sends that are not there"));
+            return Err(PyValueError::new_err("a read names jobs or sends that do not exist"));
         }
         let (fd, length, needed) = (f[0] as i32, f[2] as usize, f[3] as usize);
         let (jobs, sends) = (jobs_of, sends_of);

@@ -109,7 +109,7 @@ def test_a_forked_child_is_not_its_rank():
 def test_a_letter_of_another_type_is_not_taken():
     *_, sent, taken = crew(LETTERS, 2)[1].partition("rank 0 ")
     assert sent + taken.splitlines()[0].partition(" with")[0] == "rank 0 sent 16 bytes of float32"
-    assert "expects 16 of int32" in taken
+    assert "expects 16 bytes of int32" in taken
     assert taken.splitlines()[1] == "[1.0, 1.0, 1.0, 1.0]"
 
 

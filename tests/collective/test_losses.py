@@ -265,8 +265,8 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(compiled: bo
 
 def test_a_message_of_another_size_is_told_to_who_receives_it_with_both_call_sites():
     assert crew(WRONG_SIZE, 3)[1].splitlines() == [
-        "rank 2 sent 8 bytes of float32 with tag 0 at script.py:7, recv at script.py:11 expects 12 of float32",
-        "rank 2 sent 16 bytes of float32 with tag 5 at script.py:6, recv at script.py:11 expects 12 of float32",
+        "rank 2 sent 8 bytes of float32 with tag 0 at script.py:7, recv at script.py:11 expects 12 bytes of float32",
+        "rank 2 sent 16 bytes of float32 with tag 5 at script.py:6, recv at script.py:11 expects 12 bytes of float32",
     ]
 
 

@@ -67,13 +67,13 @@ def measure(ranks: int, sizes: Sequence[int], operations: Sequence[str], backend
     found: list[Result] = []
     try:
         port = _fork_store(children)
-        result, told = os.pipe()  # After the store's fork, which would keep its end open.
+        result, report = os.pipe()  # After the store's fork, which would keep its end open.
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
-                _be_rank(rank, port, told, (ranks, sizes, operations, backends))
+                _be_rank(rank, port, report, (ranks, sizes, operations, backends))
             children.append(pid)
-        os.close(told)
+        os.close(report)
         with os.fdopen(result, "rb") as file:
             for operation, nbytes in _rows(sizes, operations):
                 ready, _, _ = select.select([file], [], [], _CELL_S)
@@ -117,7 +117,7 @@ def _fork_store(children: list[int]) -> int:
         os.close(read)
 
 
-def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Sequence[str], Sequence[str]]) -> None:
+def _be_rank(rank: int, port: int, report: int, what: tuple[int, Sequence[int], Sequence[str], Sequence[str]]) -> None:
     ranks, sizes, operations, backends = what
     try:
         torch.set_num_threads(1)
@@ -127,11 +127,11 @@ def _be_rank(rank: int, port: int, told: int, what: tuple[int, Sequence[int], Se
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(minutes=5))
         groups = {backend: dist.new_group(backend=backend) for backend in backends}
         if rank > 0:
-            os.close(told)
+            os.close(report)
         for operation, nbytes in _rows(sizes, operations):
             cells = _cells(operation, nbytes, ranks, groups)
             if rank == 0:
-                os.write(told, msgspec.json.encode(cells) + b"\n")
+                os.write(report, msgspec.json.encode(cells) + b"\n")
         dist.barrier()
     except BaseException as error:
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)

@@ -248,7 +248,7 @@ class PointToPoint:
         what = f"{sent.length} bytes of {sent.dtype} with tag {message.tag} at {sent.site or '?'}"
         return CollectiveMismatch(
             f"{self._engine.name_of(sender)} sent {what}, "
-            f"recv at {message.site or '?'} expects {message.length} of {message.dtype}"
+            f"recv at {message.site or '?'} expects {message.length} bytes of {message.dtype}"
         )
 
     def _check_deadlines(self) -> None:

@@ -1,4 +1,4 @@
-"""The peers of this process: one link per rank that it calls, shared by its threads. A forked child starts without."""
+"""The peers of this process: one link per rank that it calls, shared by its threads. A forked child has none."""
 
 import os
 import threading

@@ -93,7 +93,7 @@ class SegmentPool:
 
     def _forget(self, segment: MemorySegment) -> None:
         del self._all[segment.number]
-        with contextlib.suppress(BufferError):  # It is being filled; the mapping goes with its last user.
+        with contextlib.suppress(BufferError):  # It is being filled; the mapping is freed with its last user.
             segment.close()
 
 
