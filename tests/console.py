@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import psutil
 from click.testing import CliRunner
-from warm import warm
+from warm import warm, warm_python
 
 from argosy.cli.ps import command as ps_command
 from argosy.core import ArgosyError
@@ -65,9 +65,11 @@ class Console:
     def argosy(self, *words: str, **how: Any) -> Ended:
         return self.run([self.python, "-m", "argosy", *words], **how)
 
-    def torchrun(self, *words: str, **how: Any) -> Ended:
-        python = warm() if self.python == sys.executable else [self.python]
-        return self.run([*python, "-m", "torch.distributed.run", *words], **how)
+    def torchrun(self, *words: str) -> Ended:
+        """torchrun; its ranks are forked from a process that has torch, unless they have other packages."""
+        if self.python != sys.executable:
+            return self.run([self.python, "-m", "torch.distributed.run", *words])
+        return self.run([*warm(), "-m", "torch.distributed.run", *words], env={"PYTHON_EXEC": warm_python()})
 
     def run(
         self,

@@ -15,6 +15,7 @@ import marshal
 import os
 import runpy
 import selectors
+import shlex
 import shutil
 import signal
 import socket
@@ -51,7 +52,7 @@ os._exit(code)
 
 @cache
 def warm() -> list[str]:
-    """The words that a command begins with; the first call starts the process that is forked."""
+    """The words that a command begins with, instead of `sys.executable`; the first call starts what is forked."""
     directory = tempfile.mkdtemp(prefix="warm-", dir=os.environ.get("ARGOSY_SANDBOX", "/tmp"))
     path = f"{directory}/s"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -61,6 +62,15 @@ def warm() -> list[str]:
     assert server.stdout
     assert server.stdout.readline() == b"listening\n"
     return [sys.executable, "-SEc", STARTER, path]
+
+
+@cache
+def warm_python() -> str:
+    """The same as a program."""
+    program = Path(warm()[-1]).with_name("python")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(warm())} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 def _end(server: "subprocess.Popen[bytes]", directory: str) -> None:
@@ -154,6 +164,10 @@ class Server:
 def run(words: list[str]) -> None:
     """Run a program as the interpreter would that was just started for it."""
     environment = os.environ
+    if words[0] == "-u":
+        words = words[1:]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     for option in filter(None, environment.get("PYTHONWARNINGS", "").split(",")):
         warnings.simplefilter(option)  # type: ignore[arg-type]
@@ -161,15 +175,16 @@ def run(words: list[str]) -> None:
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return
+    environment.pop("PYTHON_EXEC", None)  # It told torchrun how to start us.
     main: Any = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     if words[0] == "-c":
         sys.argv, text, name = ["-c", *words[2:]], words[1], "<string>"
         sys.path.insert(0, "")
     else:
-        sys.argv, text, name = words, Path(words[0]).read_text(), words[0]
+        sys.argv, text, name = words, Path(words[0]).read_text(), os.path.abspath(words[0])
         main.__file__ = name
-        sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
+        sys.path.insert(0, os.path.dirname(name))
     exec(compile(text, name, "exec"), main.__dict__)
 
 

@@ -1,14 +1,13 @@
 """What the documents show works: their commands run, the files that they name exist, their restart policy is added."""
 
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from console import REPOSITORY, Console
-from warm import warm
+from warm import warm_python
 
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 EXPECTED_TRACEBACKS = ("IndexError: Target 4 is out of bounds",)
@@ -31,9 +30,9 @@ def test_documented_commands_end_as_documented(console: Console, document: Path)
         (console.cwd / name).write_text(text)
     shims = console.cwd / "bin"
     shims.mkdir()
-    for name, words in (("argosy", [sys.executable, "-m", "argosy"]), ("python", warm())):
-        (shims / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        (shims / name).chmod(0o755)
+    (shims / "python").symlink_to(warm_python())
+    (shims / "argosy").write_text(f'#!/bin/sh\nexec {sys.executable} -m argosy "$@"\n')
+    (shims / "argosy").chmod(0o755)
     console.env["PATH"] = f"{shims}:{console.env['PATH']}"
     for command in commands(document):
         expected = int(found[1]) if (found := re.search(r"# exits (\d+)", command)) else 0

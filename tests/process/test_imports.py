@@ -57,9 +57,15 @@ def test_names_packages_and_never_the_users_modules(tmp_path: Path, site: Path) 
     assert scan_tree(tmp_path, site, files) == ["csv", "json", "native", "plain", "plain.part", "wave"]
 
 
-def test_torch_comes_first_with_its_companions_and_for_the_standard_library(tmp_path: Path, site: Path) -> None:
-    text = "import json, plain\nfrom torch import nn, Tensor"
-    assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, "plain", "torch.nn"]
+def test_torch_comes_first_with_its_companions(tmp_path: Path, site: Path) -> None:
+    text = "import plain, torch\nfrom torch.utils.tensorboard import SummaryWriter"
+    assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, "plain", "torch.utils.tensorboard"]
+
+
+def test_what_comes_with_torch_is_no_entry_of_its_own(tmp_path: Path, site: Path) -> None:
+    parts = ["torch.nn.functional", "torch.optim", "torch.utils.data", "torch.distributions", "torch.multiprocessing"]
+    text = "".join(f"import {part}\n" for part in ("json", *parts))
+    assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, DYNAMO]
 
 
 def test_a_name_is_listed_only_where_a_package_is_lazy(tmp_path: Path, site: Path) -> None:

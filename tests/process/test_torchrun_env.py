@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from console import Console, free_port, terminal
+from warm import warm
 
 SCRIPT = """\
 import json, os, sys
@@ -31,7 +32,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     flags = ["--nproc-per-node", "2", "--max-restarts", "3", "look.py"]
     args = ["--place=${local_rank}", "a b", ""]
     with terminal(place) as console:
-        torchrun = console.torchrun(*flags, "torchrun", *args)
+        torchrun = console.run([*warm(), "-m", "torch.distributed.run", *flags, "torchrun", *args])
         argosy = console.argosy("run", *flags, "argosy", *args)
     assert (torchrun.code, argosy.code) == (0, 0), torchrun.text + argosy.text
     return {name: [read(place / f"{name}.{rank}.json") for rank in (0, 1)] for name in ("torchrun", "argosy")}

@@ -13,7 +13,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from argosy.data import Loader
+from argosy.collective import segment  # noqa: F401 - scripts that import the same are forked from one zygote
+from argosy.data import Loader, Queue  # noqa: F401
 from argosy.train import read_log
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))

@@ -37,6 +37,8 @@ _NATIVE = re.compile(
     r"\$(OMP|GOMP|GOTO|KMP|OPENBLAS|MKL|MKLDNN|DNNL|ONEDNN|NPY|TRITON|KINETO|NVRTC)_"
     r"|\$(PYTORCH_|TORCH_(CPP|SHOW_CPP|BLAS|LINALG|ALLOW|SYMMMEM|DISTRIBUTED_DEBUG))"
 )
+# Parts of torch that `import torch` imports.
+_WITH_TORCH = re.compile(r"torch\.((nn|optim|distributions|multiprocessing)\b|utils(\.data\b|$))")
 _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
@@ -210,8 +212,7 @@ def scan(
     entries = walk.entries
     if (walk.torch or trains) and walk.finder.find("torch") is not None:
         first = (*TORCH, DYNAMO) if trains else TORCH
-        # torch has imported most of the standard library: `import json` in an edited script must not cost a new zygote.
-        entries = {entry for entry in entries.difference(first) if top(entry) not in sys.stdlib_module_names}
+        entries = {entry for entry in entries.difference(first) if not _comes_with_torch(entry)}
     return [*sorted(walk.settings.values()), *first, *sorted(entries)]
 
 
@@ -239,6 +240,11 @@ def _text(file: str) -> str:
             return text.read()
     except OSError:
         return ""
+
+
+def _comes_with_torch(entry: str) -> bool:
+    """Whether torch imports it, or most of its like: one more such import in a script must not cost a new zygote."""
+    return top(entry) in sys.stdlib_module_names or _WITH_TORCH.match(entry) is not None
 
 
 def _needs_torch(finder: Finder, packages: set[str]) -> bool:
