@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 
 from argosy.core import ConfigError
-from argosy.fabric import runtime_dir
+from argosy.fabric import made_directories, runtime_dir
 from argosy.process.evidence.stacks import find_py_spy
 from argosy.process.rank.cgroup import find_parent
 from argosy.process.upkeep.clean_find import find_leftovers
@@ -172,8 +172,11 @@ def _try_runtime() -> tuple[str, str]:
         path = runtime_dir()
     except (ConfigError, OSError) as error:
         return "", str(error)
-    for folder in [path] if os.environ.get("ARGOSY_RUNTIME_DIR") else [path, path.parent]:
-        with contextlib.suppress(OSError):
+    made = made_directories(path)
+    with contextlib.suppress(OSError):
+        if os.listdir(path) == ["made"]:
+            (path / "made").unlink()
+        for folder in made:
             folder.rmdir()
     return str(path), ""
 
