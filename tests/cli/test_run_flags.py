@@ -124,7 +124,7 @@ def test_more_than_one_node_is_refused(tmp_path: Path):
     for words in (["--nnodes", "2"], ["--nnodes=1:4"], ["--node_rank=1"]):
         result = CliRunner().invoke(command, [*words, str(script)])
         assert isinstance(result.exception, ConfigError)
-        assert "more than one node" in str(result.exception)
+        assert "only one node" in str(result.exception)
 
 
 @pytest.mark.parametrize(("text", "dims"), [("4", {"rank": 4}), (None, {"rank": 1})])

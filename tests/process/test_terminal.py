@@ -48,7 +48,7 @@ def test_a_run_goes_on_though_its_output_cannot_be_written(host: Console, count:
     assert (host.cwd / "survived").exists()
     lines = [line for line in ended.text.splitlines() if "cannot be written" in line]
     assert len(lines) == 1
-    assert "No space left on device; the run goes on, its output is in " in lines[0]
+    assert "No space left on device; the run continues, its output is in " in lines[0]
     assert "again" in Path(lines[0].rpartition(" is in ")[2], "0.0.out").read_text()
     assert "Traceback" not in ended.text
 

@@ -73,7 +73,7 @@ NIGHT: list[AnyFact] = [
     exited(1, 20_000.1, code=1),
     IncidentTaken(at=20_000.3, incident="20000-crash", headline="rank 1 failed: ValueError: bad batch (exit code 1)"),
     GaveUp(at=20_001.0, reason="1 of 1 restarts used"),
-    LaunchEnded(at=20_002.0, launch=0, code=1, reason="rank 1 failed"),
+    LaunchEnded(at=20_002.0, launch=0, code=1, reason="rank 3: exit code 1"),
 ]
 KILL = crash(2, 8000.2, "killed by SIGKILL")
 RAISE = crash(
@@ -109,6 +109,13 @@ def test_the_morning_after():
     assert text.count("Traceback") == 1
     assert "rank 3 failed" not in text, "it was reaped first, but is a follower"
     assert re.search(r"\d\d:\d\d:\d\d +rank 1 failed", text)
+
+
+def test_an_end_for_another_reason_than_a_failed_rank_is_said():
+    text = render(explain(RUN, NIGHT, []))
+    assert "ended with exit code 1\n" in text
+    lost = [*NIGHT[:-1], LaunchEnded(at=20_002.0, launch=0, code=1, reason="the run's environment was lost")]
+    assert "ended with exit code 1: the run's environment was lost\n" in render(explain(RUN, lost, []))
 
 
 def test_whatever_happened_fits_one_screen():

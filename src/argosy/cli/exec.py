@@ -1,4 +1,4 @@
-"""`argosy exec`: a command in the environment of a rank."""
+"""`argosy exec`: run a command in the environment of a rank."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from argosy.core import ConfigError
     short_help="Run a command in a rank's environment.",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose environment.")
-@click.option("--run", "run", default="last", show_default=True, help="Which run.")
-@click.option("--json", "as_json", is_flag=True, help="Its exit code and output, machine-readable.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank.")
+@click.option("--run", "run", default="last", show_default=True, help="The run.")
+@click.option("--json", "as_json", is_flag=True, help="Exit code and output, machine-readable.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
-    """Run a command with the variables (RANK, MASTER_PORT, secrets, ...) and in the directory of a living rank.
+    """Run a command in the directory of a running rank, with its variables (RANK, MASTER_PORT, secrets, ...).
 
     \b
       argosy exec --rank 3 -- python -c 'import os; print(os.environ["MASTER_PORT"])'

@@ -1,4 +1,4 @@
-"""`argosy run`: what torchrun understands and more, turned into a launch."""
+"""`argosy run`: torchrun's flags and more."""
 
 import sys
 from typing import Any
@@ -30,14 +30,12 @@ OF_TORCHRUN = frozenset(
 )
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.option("--no-python", is_flag=True, help="SCRIPT is a program to execute; so is what follows `--`.")
-@click.option("-d", "--detach", is_flag=True, help="Return at once; the run goes on.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is a program, not Python; the same as `-- PROGRAM`.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background, and return at once.")
 @click.option("--name", help="Name of the run. Default: script and time.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False), help="Directory of the run. Default: runs/NAME.")
-@click.option("--restart", metavar="rank|group:DIM|all|never", help="What is restarted when a rank fails.")
-@click.option(
-    "--max-restarts", type=click.IntRange(0), help="At most this many restarts; alone it means --restart all."
-)
+@click.option("--restart", metavar="rank|group:DIM|all|never", help="Which ranks to restart when one fails.")
+@click.option("--max-restarts", type=click.IntRange(0), help="How often to restart; implies --restart all.")
 @click.option(
     "--grace",
     "--shutdown-timeout",
@@ -46,13 +44,15 @@ OF_TORCHRUN = frozenset(
     show_default=True,
     help="Seconds between SIGTERM and SIGKILL.",
 )
-@click.option("--hang-after", default=30.0, show_default=True, help="Seconds without progress that are reported.")
-@click.option("--hang-timeout", type=float, help="Seconds without progress after which the rank counts as failed.")
-@click.option("--threads", metavar="N|auto", help="Intra-op threads per rank; auto: its share of the cores.")
 @click.option(
-    "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable that is never written down."
+    "--hang-after", default=30.0, show_default=True, help="Seconds of silence before a hang is reported."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per event on stdout; ranks write to files only.")
+@click.option("--hang-timeout", type=float, help="Treat a rank that hangs as failed after so many seconds.")
+@click.option("--threads", metavar="N|auto", help="Threads of torch per rank; auto: an equal share of the cores.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable whose value is never written to disk."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per event; output goes to files only.")
 @click.option("--nnodes", default="1", hidden=True)
 @click.option("--node-rank", type=int, default=0, hidden=True)
 @click.option("--standalone", is_flag=True, hidden=True)
@@ -64,9 +64,11 @@ OF_TORCHRUN = frozenset(
     help="Port of torch's store. Default: a free one.",
 )
 @click.option("-t", "--tee", default="0", hidden=True)
-@click.option("-r", "--redirects", default="0", help="Streams that go to files only: 1, 2, 3, or per rank as 0:3,1:1.")
-@click.option("--log-dir", type=click.Path(file_okay=False), help="Directory for the ranks' output.")
-@click.option("--local-ranks-filter", metavar="0,2-3", help="Only these ranks' output reaches the terminal.")
+@click.option(
+    "-r", "--redirects", default="0", help="Streams for files only: 1 (stdout), 2 (stderr), 3, or per rank: 0:3,1:1."
+)
+@click.option("--log-dir", type=click.Path(file_okay=False), help="Directory for the output of the ranks.")
+@click.option("--local-ranks-filter", metavar="0,2-3", help="Show the output of these ranks only.")
 @click.option("--role", default="default", hidden=True)
 @click.option("--run-path", is_flag=True, hidden=True)
 @click.option("--virtual-local-rank", is_flag=True, hidden=True)
@@ -75,7 +77,7 @@ OF_TORCHRUN = frozenset(
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: Any) -> None:
-    """Run SCRIPT with ARGS as one or many ranks on this machine.
+    """Run SCRIPT with ARGS on this machine, as one process or as many ranks.
 
     \b
       argosy run train.py                     one process, as python train.py
@@ -88,13 +90,13 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
     given = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     fields = {name: value for name, value in options.items() if name in Options.__struct_fields__}
     chosen = Options(**fields, alone=not given & OF_TORCHRUN)
-    # A script runs inside its interpreter anyway; torchrun's --run-path wins over its --no-python.
+    # torchrun's --run-path overrides its --no-python.
     program = (chosen.no_python and not options["run_path"]) or ctx.meta.get("argosy.program", False)
     for line in say_ignored({name for name, value in options.items() if value is not None}):
         print(f"argosy: {line}", file=sys.stderr)
     if str(options["nnodes"]).split(":")[-1] != "1" or options["node_rank"]:
         raise ConfigError(
-            f"more than one node is not possible yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
-            hint="start the ranks of one host with -n",
+            f"only one node is supported yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
+            hint="-n sets the number of ranks on this host",
         )
     sys.exit(start(chosen, script, list(args), program))

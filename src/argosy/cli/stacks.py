@@ -1,4 +1,4 @@
-"""`argosy stacks`: where ranks are right now."""
+"""`argosy stacks`: show where the ranks are right now."""
 
 import click
 
@@ -8,10 +8,10 @@ from argosy.core import format_ranks, parse_ranks
 @click.command(short_help="Show where ranks are right now.")
 @click.argument("run", default="last")
 @click.option("--rank", "ranks", metavar="0-3,7", help="Only these ranks.")
-@click.option("--native", is_flag=True, help="C frames too, of the first rank (slower).")
+@click.option("--native", is_flag=True, help="With C frames, of the first rank only (slower).")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, ranks: str | None, native: bool, as_json: bool) -> None:
-    """Show the Python stacks of RUN's ranks; equal ones are shown once. The ranks are not disturbed."""
+    """Show the Python stacks of RUN's ranks, equal ones once. The ranks are not disturbed."""
     from argosy.process import Stacks, TakeStacks, ask, find_living, reach_agent
 
     living = find_living(run)

@@ -1,4 +1,4 @@
-"""`argosy stop`: end a run, or all of them and the daemons."""
+"""`argosy stop`: stop a run, or all runs and the daemons."""
 
 import contextlib
 import signal
@@ -14,11 +14,11 @@ from argosy.core import DeadlinePassed, PeerLost
 @click.command(short_help="Stop a run, or everything.")
 @click.argument("run", required=False)
 @click.option("--all", "everything", is_flag=True, help="Stop every run, then Argosy's own daemons.")
-@click.option("--grace", type=float, help="Seconds between SIGTERM and SIGKILL; default: the run's own.")
-@click.option("--dry-run", is_flag=True, help="Say what would be stopped.")
+@click.option("--grace", type=float, help="Seconds between SIGTERM and SIGKILL. Default: the run's own.")
+@click.option("--dry-run", is_flag=True, help="Show what would be stopped, and stop nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
-    """Stop RUN (`last` is the default): SIGTERM, a grace, SIGKILL. Waits until it is over."""
+    """Stop RUN (default: `last`): SIGTERM, then SIGKILL after the grace period. Waits until it has ended."""
     from argosy.process import StopRun, ask, find_living, list_runs, reach_agent
 
     check_seconds("grace", grace)
@@ -35,7 +35,7 @@ def command(run: str | None, everything: bool, grace: float | None, dry_run: boo
 
 
 def report(names: list[str], daemons: bool, *, dry_run: bool, as_json: bool) -> None:
-    """Say what was stopped, or would be."""
+    """Print what was stopped, or would be."""
     if as_json:
         print_json({"runs": names, "daemons": daemons, "done": not dry_run})
         return
@@ -47,7 +47,7 @@ def report(names: list[str], daemons: bool, *, dry_run: bool, as_json: bool) -> 
 
 
 def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
-    """Wait for the end of a run that was told to stop."""
+    """Wait for the end of a run that was asked to stop."""
     from argosy.process import list_runs
 
     deadline = time.monotonic() + patience_s
@@ -60,7 +60,7 @@ def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
 def shut_down(patience_s: float = 120.0) -> bool:
     """Stop all runs and the daemons, and wait until they are gone; False if there were none.
 
-    Daemons that were killed leave files: new ones know what they left, and remove it.
+    If daemons were killed, new ones start to remove the files that they left.
     """
     from argosy.fabric import runtime_dir
     from argosy.process import end_daemons

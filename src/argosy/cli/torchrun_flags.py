@@ -1,7 +1,4 @@
-"""What `argosy run` takes over from torchrun's command line: `_` in flags, `--` for programs, stream masks.
-
-A flag of torchrun's that has no meaning here is accepted, and said to be ignored with the reason.
-"""
+"""torchrun's command line: `_` in flags, `--` for programs, stream masks; flags that are ignored, with the reason."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,8 +16,8 @@ IGNORED = {
     "rdzv_id": _RENDEZVOUS,
     "rdzv_conf": _RENDEZVOUS,
     "local_addr": _RENDEZVOUS,
-    "monitor_interval": "exits are seen when they happen",
-    "start_method": "ranks are forked from a process that has imported their packages",
+    "monitor_interval": "exits are seen at once",
+    "start_method": "ranks are forked from a warm process",
     "event_log_handler": _LOGS,
     "logs_specs": _LOGS,
     "duplicate_stdout_filters": _LOGS,
@@ -35,14 +32,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def ignored_flags(function: Function) -> Function:
-    """Accept the flags of torchrun's that mean nothing here."""
+    """Accept torchrun's flags that have no meaning here."""
     for name in IGNORED:
         function = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(function)
     return function
 
 
 def say_ignored(given: Collection[str]) -> list[str]:
-    """A line for each reason why given flags are ignored."""
+    """One line for each reason to ignore flags that were given."""
     reasons: dict[str, list[str]] = {}
     for name, reason in IGNORED.items():
         if name in given:
@@ -51,11 +48,7 @@ def say_ignored(given: Collection[str]) -> list[str]:
 
 
 def visible_devices(size: int, environment: Mapping[str, str]) -> list[str]:
-    """The one device that each rank sees under --virtual-local-rank.
-
-    Raises:
-        ConfigError: CUDA_VISIBLE_DEVICES names fewer than there are ranks.
-    """
+    """The only device that each rank sees under --virtual-local-rank; ConfigError if there are too few."""
     text = environment.get("CUDA_VISIBLE_DEVICES")
     devices = [str(index) for index in range(size)] if text is None else [each.strip() for each in text.split(",")]
     if len(devices) < size:
@@ -64,7 +57,7 @@ def visible_devices(size: int, environment: Mapping[str, str]) -> list[str]:
 
 
 class UnderscoreCommand(click.Command):
-    """A command whose flags may be spelled with `_`, and that notices `--` before the script."""
+    """A command that accepts `_` in flags, and notices `--` before the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = {opt for param in self.params for opt in param.opts if isinstance(param, click.Option)}
@@ -92,11 +85,7 @@ class UnderscoreCommand(click.Command):
 
 
 def shown_streams(redirects: str, size: int, ranks: str | None = None) -> list[tuple[Stream, ...]]:
-    """Per rank the streams that reach the terminal: all of `ranks` but those that go to files only.
-
-    Raises:
-        ConfigError: the text is none of torchrun's forms.
-    """
+    """For each rank the streams that are shown: none outside `ranks`, and none that goes to files only."""
     hidden = [0] * size
     try:
         if redirects.isdecimal():

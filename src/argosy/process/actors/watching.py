@@ -13,14 +13,13 @@ from pathlib import Path
 from argosy.core import ArgosyError, PeerLost, RankId
 from argosy.fabric import Link
 from argosy.process.actors.events import Events, MeshEvent, event_of
-from argosy.process.host.messages import Happened, Notice, StopRun, ToClient, WatchRun, Welcome
+from argosy.process.host.messages import Happened, Notice, StopRun, ToClient, Welcome
 from argosy.process.output.follower import Follower
 from argosy.process.output.stream import Stream
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record, started_ranks
-from argosy.process.terminal.client import ask, connect_agent, reach_agent
+from argosy.process.terminal.client import ask, connect_agent, rejoin
 
-RECONNECT_S = 20.0
 SHOWN_MAX = 256
 """Output of more ranks than this is not shown: each would cost two descriptors; `argosy logs` shows it."""
 LOOK_S = 0.05
@@ -122,19 +121,11 @@ class Watcher:
     def _reconnect(self) -> None:
         """The agent is gone: find the next one, or the run's last word."""
         self._link.close()
-        answer, deadline = None, time.monotonic() + RECONNECT_S
-        while time.monotonic() < deadline and not self._let_go:
-            try:
-                self._link = reach_agent(start_after_s=1.0)
-                self._link.send(WatchRun(self._welcome.run, lease=True))
-                answer, _ = self._link.wait(5.0)
-                break
-            except ArgosyError:
-                self._link.close()
-                time.sleep(0.02)
+        link = rejoin(self._welcome, lambda: self._let_go)
         for rank in started_ranks(Path(self._welcome.directory), self._welcome.launch):
             self._follow(rank)  # Some may have started while there was no agent to tell of it.
-        if isinstance(answer, Welcome):
+        if link is not None:
+            self._link = link
             return
         reason = "the agent is gone"
         with contextlib.suppress(ArgosyError):

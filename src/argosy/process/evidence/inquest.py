@@ -188,7 +188,7 @@ class Inquest:
             self._hang = None
             culprit = hang.culprits[0] if hang.culprits else 0
             managed = any(seen.has(Flag.RUN_MANAGED) for seen in self._run.progress().values())
-            self._run.feed(root.Hung(culprit, f"hung: {hang.headline}", managed=managed))
+            self._run.feed(root.Hung(culprit, f"hung for {now - hang.since:.0f} s", managed=managed))
 
     def _write_crash(self, stacks: dict[int, Stack]) -> None:
         assert self._crash is not None

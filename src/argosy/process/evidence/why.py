@@ -221,19 +221,21 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
     """What changed the run's course; of the failed exits only the first after each restart."""
     events: list[Event] = []
     fell: int | None = None
-    restarted = explained = False
+    restarted, told = False, set[str]()  # `told`: reasons for the end of a launch that are events already.
     for fact in facts:
+        if isinstance(fact, RankExited):
+            told.add(f"rank {fact.rank.index}: {fact.oom or fact.status}")
         match fact:
             case LaunchStarted(launch=launch, size=size):
-                fell, restarted, explained = None, False, False
+                fell, restarted = None, False
                 events.append(Event(fact.at, f"launch {launch}: {size} rank{'s' * (size > 1)}"))
             case RankExited(asked=False) if not fact.status.ok and (fell is None or restarted):
-                fell, restarted, explained = len(events), False, True
+                fell, restarted = len(events), False
                 events.append(Event(fact.at, _exit_text(fact)))
             case IncidentTaken(headline=headline) if fell is not None:  # It knows better than the order of exits.
                 events[fell] = Event(events[fell].at, headline)
             case IncidentTaken(headline=headline):
-                explained = True
+                told.add(headline)
                 events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
                 restarted, explained = True, False
@@ -249,12 +251,12 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case GaveUp(reason=reason):
                 events.append(Event(fact.at, f"not restarted: {reason}"))
             case StopAsked(by=by):
-                explained = True
+                told.add(f"stopped by {by}")
                 events.append(Event(fact.at, f"stop requested by {by}"))
             case DiskTrouble(what=what):
                 events.append(Event(fact.at, what))
             case LaunchEnded(code=code, reason=reason):
-                why = "" if code == 0 or explained else f": {reason}"
+                why = "" if code == 0 or reason in told else f": {reason}"
                 events.append(Event(fact.at, f"ended with exit code {code}{why}"))
             case _:
                 pass

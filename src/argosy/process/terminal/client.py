@@ -4,7 +4,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from argosy.process.host.messages import (
     Runs,
     Shutdown,
     ToClient,
+    WatchRun,
     Welcome,
     to_client,
 )
@@ -106,6 +107,24 @@ def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]
                 raise ConfigError(answer.reason, hint=answer.hint)
         link.close()
         time.sleep(0.05)
+
+
+def rejoin(welcome: Welcome, give_up: Callable[[], bool] = lambda: False) -> Link[ToClient] | None:
+    """The agent is gone: watch the run through the next one; None if it ended, or no agent came."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and not give_up():
+        try:
+            link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
+            link.send(WatchRun(welcome.run, lease=True))
+            answer, _ = link.wait(5.0)
+        except ArgosyError:
+            time.sleep(0.02)
+            continue
+        if isinstance(answer, Welcome):
+            return link
+        link.close()
+        break
+    return None
 
 
 def end_daemons(by: str, timeout_s: float) -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 
 import msgspec
 
-from argosy.core import ArgosyError, ConfigError, PeerLost, RankId
+from argosy.core import ConfigError, PeerLost, RankId
 from argosy.fabric import Link
 from argosy.process.host.messages import (
     Happened,
@@ -25,20 +25,18 @@ from argosy.process.host.messages import (
     SignalRun,
     StopRun,
     ToClient,
-    WatchRun,
     Welcome,
 )
 from argosy.process.output.follower import Follower
 from argosy.process.output.stream import Out, Stream
 from argosy.process.run import facts
 from argosy.process.run.rundir import read_record, started_ranks
-from argosy.process.terminal.client import reach_agent
+from argosy.process.terminal.client import rejoin
 from argosy.process.terminal.fold import Folder
 from argosy.process.terminal.tell import Teller
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-RECONNECT_S = 20.0
 PATIENCE_S = 8.0
 """Silence after which a cold start says what it does."""
 REPEAT_S = 0.5
@@ -99,7 +97,7 @@ class Foreground:
         self._drain()
         if self._quiet and time.monotonic() - self._began_at > (2.0 if self._chatty else PATIENCE_S):
             self._quiet = False
-            self._say("importing the script's packages once for all ranks (the next start is warm)")
+            self._say("importing packages for all ranks; the next start will be faster")
 
     def _hear(self, message: ToClient) -> None:
         match message:
@@ -176,7 +174,7 @@ class Foreground:
                 return
             self._output_lost = True
             trouble = f"{stream} cannot be written: {error.strerror}"
-            self._say(f"{trouble}; the run goes on, its output is in {self._welcome.logs}")
+            self._say(f"{trouble}; the run continues, its output is in {self._welcome.logs}")
 
     def _say(self, text: str) -> None:
         with suppress(OSError):
@@ -215,20 +213,13 @@ class Foreground:
                 self._link.send(StopRun(self._welcome.run, by, number))
 
     def _reconnect(self) -> None:
-        """The agent is gone: find the next one, or the run's last word."""
+        """The agent is gone: watch the run through the next one, or read how it ended."""
         self._link.close()
-        answer, deadline = None, time.monotonic() + RECONNECT_S
-        while time.monotonic() < deadline:
-            try:
-                self._link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
-                self._link.send(WatchRun(self._welcome.run, lease=True))
-                answer, _ = self._link.wait(5.0)
-                break
-            except ArgosyError:
-                time.sleep(0.02)
+        link = rejoin(self._welcome)
         for rank in started_ranks(Path(self._welcome.directory), self._welcome.launch):
             self._follow(rank)  # Some may have started while there was no agent to tell of it.
-        if isinstance(answer, Welcome):
+        if link is not None:
+            self._link = link
             return
         record = read_record(Path(self._welcome.directory))
         ended = record.state == "ended" and record.launch == self._welcome.launch

@@ -172,12 +172,12 @@ def _try_runtime() -> tuple[str, str]:
         path = runtime_dir()
     except (ConfigError, OSError) as error:
         return "", str(error)
+    made = made_directories(path)
     with contextlib.suppress(OSError):
-        if os.listdir(path) in ([], ["made"]):
-            made = made_directories(path)
-            (path / "made").unlink(missing_ok=True)
-            for folder in made:
-                folder.rmdir()
+        if os.listdir(path) == ["made"]:
+            (path / "made").unlink()
+        for folder in made:
+            folder.rmdir()
     return str(path), ""
 
 
