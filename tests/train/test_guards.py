@@ -156,7 +156,7 @@ def test_mistakes_come_with_what_to_do(tmp_path: Path):
     with pytest.raises(ConfigError, match="the source is empty") as empty:
         Loader(torch.zeros(0, 4).numpy(), batch=4)
     assert "under a name of its own" in twice.value.hint
-    assert "match any files" in empty.value.hint
+    assert "matches files" in empty.value.hint
 
 
 def test_a_directory_that_is_removed_is_said_once_and_made_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
