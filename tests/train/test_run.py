@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from console import PATIENCE_S, Console, Ended, said, terminal, until
-from warm import warm, warm_python
+from warm import warm
 
 from argosy.checkpoint import list_steps
 from argosy.train import read_log
@@ -112,8 +112,7 @@ def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Pat
 
 def test_ctrl_c_alone_saves_and_says_so_in_one_line(dock: Console, place: Path):
     with (place / "said").open("wb") as out:
-        words = [*warm(), *words_of(place, "wait")]
-        started = subprocess.Popen(words, cwd=dock.cwd, env=dock.env, stdout=out, stderr=out)
+        started = subprocess.Popen(words_of(place, "wait"), cwd=dock.cwd, env=dock.env, stdout=out, stderr=out)
     wait_for_step(place)
     started.send_signal(signal.SIGINT)
     assert started.wait(PATIENCE_S) == 130
@@ -322,7 +321,8 @@ def test_a_killed_keeper_costs_nothing(dock: Console, place: Path, calm: list[st
 
 
 def words_of(place: Path, mishap: str = "") -> list[str]:
-    return [SCRIPT, str(place), str(STEPS), mishap]
+    """As `python trip.py` would be, from a process that has torch already."""
+    return [*warm(), SCRIPT, str(place), str(STEPS), mishap]
 
 
 def kill_at_step(dock: Console, words: list[str], place: Path) -> None:
@@ -341,8 +341,8 @@ def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, pla
     whole.mkdir()
     expected = launch(dock, whole, ranks=1)
     assert expected.code == 0, expected.text
-    kill_at_step(dock, [*warm(), *words_of(place, "wait")], place)
-    ended = dock.run([*warm(), *words_of(place)])
+    kill_at_step(dock, words_of(place, "wait"), place)
+    ended = dock.run(words_of(place))
     assert ended.code == 0, ended.text
     assert "resumed from step 4" in ended.text
     assert digests(ended.text) == digests(expected.text)
@@ -355,8 +355,7 @@ def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, pla
 
 
 def test_under_torchrun_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
-    torchrun = ["env", f"PYTHON_EXEC={warm_python()}", *warm(), "-m", "torch.distributed.run"]
-    torchrun += ["--standalone", "--nproc-per-node", "2"]
+    torchrun = [*warm(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     kill_at_step(dock, [*torchrun, *words_of(place, "wait")], place)
     ended = dock.run([*torchrun, *words_of(place)])
     assert ended.code == 0, ended.text

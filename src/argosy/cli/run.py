@@ -44,9 +44,7 @@ OF_TORCHRUN = frozenset(
     show_default=True,
     help="Seconds between SIGTERM and SIGKILL.",
 )
-@click.option(
-    "--hang-after", default=30.0, show_default=True, help="Seconds of silence before a hang is reported."
-)
+@click.option("--hang-after", default=30.0, show_default=True, help="Seconds of silence before a hang is reported.")
 @click.option("--hang-timeout", type=float, help="Treat a rank that hangs as failed after so many seconds.")
 @click.option("--threads", metavar="N|auto", help="Threads of torch per rank; auto: an equal share of the cores.")
 @click.option(
