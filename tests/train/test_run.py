@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_ends_at_once(dock: Console, place: Path, calm: list[str
             command.wait(0.5)
             break
         command.send_signal(signal.SIGINT)
-    assert command.wait(PATIENCE_S) == 130, out.read_text()
+    assert command.wait(PATIENCE_S) in (130, -signal.SIGINT), out.read_text()  # A shell shows 130 for both.
     went_on(dock, place, calm, after=4)
 
 
