@@ -238,7 +238,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 told.add(headline)
                 events.append(Event(fact.at, headline))
             case Restarting(ranks=ranks, generation=generation):
-                restarted, explained = True, False
+                restarted = True
                 which = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
                 events.append(Event(fact.at, f"{which} restarted (generation {generation})"))
             case RankPaused(resumed=resumed):
