@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from argosy.core import RankId, WaitStatus
 from argosy.process.run import effects as do
 from argosy.process.run import root
-from argosy.process.run.facts import AnyFact, Restarting
-from argosy.process.run.restart import Restart
+from argosy.control.facts import AnyFact, Restarting
+from argosy.control.restart import Restart
 
 
 @dataclass

@@ -5,8 +5,8 @@ from pathlib import Path
 from argosy.core import RankId, WaitStatus
 from argosy.process.host.agentlog import AgentLog, Fed, Launched, recall
 from argosy.process.run import root
-from argosy.process.run.launch import Launch
-from argosy.process.run.restart import Restart
+from argosy.control.launch import Launch
+from argosy.control.restart import Restart
 
 
 def test_an_event_that_cannot_be_replayed_spoils_its_own_run_only(tmp_path: Path) -> None:

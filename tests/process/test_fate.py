@@ -6,8 +6,8 @@ from machines import Machine
 from argosy.core import RankId, WaitStatus
 from argosy.fabric import Alive, Gone
 from argosy.process.actors.fate import History
-from argosy.process.run import facts
-from argosy.process.run.restart import Restart
+from argosy.control import facts
+from argosy.control.restart import Restart
 
 
 def rank(index: int, generation: int = 0) -> RankId:

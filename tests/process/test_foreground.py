@@ -6,7 +6,7 @@ from pathlib import Path
 
 from argosy.fabric import Link
 from argosy.process.host.messages import Happened, Welcome, to_agent, to_client
-from argosy.process.run.facts import LaunchEnded
+from argosy.control.facts import LaunchEnded
 from argosy.process.terminal.foreground import Foreground
 
 

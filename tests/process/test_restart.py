@@ -3,7 +3,7 @@
 import pytest
 
 from argosy.core import ConfigError
-from argosy.process.run.restart import Failure, GiveUp, Restart, RestartAfter, decide_restart, parse_restart
+from argosy.control.restart import Failure, GiveUp, Restart, RestartAfter, decide_restart, parse_restart
 
 GRID = {"dp": 2, "tp": 3}
 

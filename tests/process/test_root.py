@@ -8,8 +8,9 @@ from machines import Machine
 
 from argosy.core import RankId, WaitStatus
 from argosy.process.run import effects as do
-from argosy.process.run import facts, root
-from argosy.process.run.restart import Restart
+from argosy.control import facts
+from argosy.process.run import root
+from argosy.control.restart import Restart
 
 POLICIES = [
     Restart.never(),

@@ -11,7 +11,7 @@ from console import Console, Ended, said
 from daemons import office, pause, script
 
 from argosy.core import RankId
-from argosy.process.run import facts
+from argosy.control import facts
 from argosy.process.terminal.tell import Teller
 
 

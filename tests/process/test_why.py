@@ -11,7 +11,7 @@ from argosy.core import RankId, WaitStatus
 from argosy.process.evidence.frames import Frame
 from argosy.process.evidence.incident import Incident, StackGroup
 from argosy.process.evidence.why import RunView, explain, own_frames, render, to_json
-from argosy.process.run.facts import (
+from argosy.control.facts import (
     AnyFact,
     GaveUp,
     HangSeen,

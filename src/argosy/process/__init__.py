@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from argosy.process.rank.environment import open_environment as open_environment
     from argosy.process.rank.environment import own_limits as own_limits
     from argosy.process.rank.environment import seal_environment as seal_environment
-    from argosy.process.run.launch import Launch as Launch
-    from argosy.process.run.launch import rank_defaults as rank_defaults
-    from argosy.process.run.launch import zygote_key as zygote_key
-    from argosy.process.run.restart import Restart as Restart
-    from argosy.process.run.restart import parse_restart as parse_restart
+    from argosy.control.launch import Launch as Launch
+    from argosy.control.launch import rank_defaults as rank_defaults
+    from argosy.control.launch import zygote_key as zygote_key
+    from argosy.control.restart import Restart as Restart
+    from argosy.control.restart import parse_restart as parse_restart
     from argosy.process.run.rundir import RunRecord as RunRecord
     from argosy.process.run.rundir import default_name as default_name
     from argosy.process.run.rundir import find_run as find_run

@@ -11,7 +11,7 @@ from argosy.process.actors.host import Housed, housed_here, run_folder, socket_p
 from argosy.process.actors.launching import Wanted, make_launch, submit
 from argosy.process.actors.mesh import Mesh
 from argosy.process.actors.watching import Watcher
-from argosy.process.run.restart import Restart
+from argosy.control.restart import Restart
 from argosy.process.terminal.client import list_runs
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from argosy.core import DeadlinePassed, PeerLost
-from argosy.process.run import facts
+from argosy.control import facts
 
 
 class MeshEvent(msgspec.Struct, frozen=True):

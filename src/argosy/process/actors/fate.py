@@ -8,7 +8,7 @@ import msgspec
 
 from argosy.fabric import Alive, Fate, Gone
 from argosy.observe import Damage, follow
-from argosy.process.run import facts
+from argosy.control import facts
 
 _decoder = msgspec.msgpack.Decoder(facts.AnyFact)
 

@@ -17,8 +17,8 @@ from argosy.process.actors.host import PATH
 from argosy.process.host.messages import LaunchRun, ToClient, Welcome
 from argosy.process.imports.scan import TORCH, fingerprint, scan
 from argosy.process.rank.environment import seal_environment
-from argosy.process.run.launch import Launch, rank_defaults, zygote_key
-from argosy.process.run.restart import Restart
+from argosy.control.launch import Launch, rank_defaults, zygote_key
+from argosy.control.restart import Restart
 from argosy.process.run.rundir import default_name
 from argosy.process.terminal.client import ask, reach_agent
 

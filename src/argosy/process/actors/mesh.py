@@ -17,7 +17,7 @@ from argosy.process.actors.programs import Found, Program, Service, check_name, 
 from argosy.process.actors.readiness import Readiness
 from argosy.process.actors.replies import Replies
 from argosy.process.actors.watching import Watcher
-from argosy.process.run.restart import Restart
+from argosy.control.restart import Restart
 
 OWNER = "its owner, by `stop` or the end of its `with` block"
 _counter = itertools.count()

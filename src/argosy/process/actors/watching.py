@@ -16,7 +16,7 @@ from argosy.process.actors.events import Events, MeshEvent, event_of
 from argosy.process.host.messages import Happened, Notice, StopRun, ToClient, WatchRun, Welcome
 from argosy.process.output.stream import Merger, Stream
 from argosy.process.output.tail import Tail
-from argosy.process.run import facts
+from argosy.control import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import ask, connect_agent, reach_agent
 

@@ -24,7 +24,8 @@ from argosy.process.evidence.judge import Busy, Hang, judge
 from argosy.process.evidence.proc_sample import error_file_text, log_tail, read_proc
 from argosy.process.evidence.stacks import Taking, Target
 from argosy.process.evidence.watch import Tracker, Watch
-from argosy.process.run import facts, root
+from argosy.control import facts
+from argosy.process.run import root
 
 if TYPE_CHECKING:
     from argosy.process.host.running import Running

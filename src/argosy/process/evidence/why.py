@@ -14,7 +14,7 @@ import msgspec
 from argosy.core import format_ranks
 from argosy.process.evidence.frames import place_in
 from argosy.process.evidence.incident import Incident, StackGroup
-from argosy.process.run.facts import (
+from argosy.control.facts import (
     AnyFact,
     GaveUp,
     HangSeen,

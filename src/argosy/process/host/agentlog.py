@@ -11,7 +11,7 @@ from argosy.core import RankId
 from argosy.observe import Journal, read_journal
 from argosy.process.host.messages import Child
 from argosy.process.run import root
-from argosy.process.run.launch import Launch
+from argosy.control.launch import Launch
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True):

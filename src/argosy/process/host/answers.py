@@ -19,7 +19,7 @@ from argosy.process.host.messages import (
 )
 from argosy.process.host.pool import Pool
 from argosy.process.host.running import Running
-from argosy.process.run.launch import rank_defaults
+from argosy.control.launch import rank_defaults
 
 STACKS_S = 10.0
 

@@ -8,8 +8,8 @@ import msgspec
 
 from argosy.core import RankId, WaitStatus
 from argosy.fabric import Arrive, Assist
-from argosy.process.run.facts import AnyFact
-from argosy.process.run.launch import Launch
+from argosy.control.facts import AnyFact
+from argosy.control.launch import Launch
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

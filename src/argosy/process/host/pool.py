@@ -23,7 +23,7 @@ from argosy.process.host.messages import (
 )
 from argosy.process.imports.scan import OF_TORCH, TORCH
 from argosy.process.rank.preload import PRELOAD_ENV, Preloaded, without
-from argosy.process.run.launch import Launch, rank_defaults
+from argosy.control.launch import Launch, rank_defaults
 from argosy.process.run.rundir import write_atomically
 
 WARM_MAX = 4

@@ -38,8 +38,9 @@ from argosy.process.host.storeport import StorePort
 from argosy.process.host.traces import Traces
 from argosy.process.output.logfile import bound
 from argosy.process.run import effects as do
-from argosy.process.run import facts, root
-from argosy.process.run.launch import Launch, command, rank_defaults, rank_variables
+from argosy.control import facts
+from argosy.process.run import root
+from argosy.control.launch import Launch, command, rank_defaults, rank_variables
 from argosy.process.run.rundir import RunDir, new_record
 
 FULL_BYTES = 64 << 10

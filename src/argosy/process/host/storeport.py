@@ -2,7 +2,7 @@
 
 import socket
 
-from argosy.process.run.launch import Launch
+from argosy.control.launch import Launch
 
 
 class StorePort:

@@ -30,7 +30,7 @@ from argosy.process.rank.cgroup import TITLE
 from argosy.process.rank.child import settle
 from argosy.process.rank.deadline import exit_after
 from argosy.process.rank.fresh import become_fresh, shadow, take_environment
-from argosy.process.run.launch import Launch
+from argosy.control.launch import Launch
 
 END_S = 10.0
 """How long destructors may take after the last line of the script, its threads and its atexit functions."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from argosy.core import RankId
-from argosy.process.run.facts import AnyFact
+from argosy.control.facts import AnyFact
 
 
 class OpenStore(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ import msgspec
 
 from argosy.core import RankId, WaitStatus, format_ranks
 from argosy.process.run import effects as do
-from argosy.process.run import facts
-from argosy.process.run.restart import Failure, GiveUp, Restart, decide_restart
+from argosy.control import facts
+from argosy.control.restart import Failure, GiveUp, Restart, decide_restart
 
 EVIDENCE_S = 10.0
 """After this long the run goes on without its evidence."""

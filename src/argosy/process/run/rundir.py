@@ -17,8 +17,8 @@ import msgspec
 from argosy.core import ConfigError
 from argosy.fabric import state_dir
 from argosy.observe import Journal, read_journal
-from argosy.process.run.facts import AnyFact
-from argosy.process.run.launch import Launch
+from argosy.control.facts import AnyFact
+from argosy.control.launch import Launch
 
 _fact_decoder = msgspec.msgpack.Decoder(AnyFact)
 

@@ -30,7 +30,7 @@ from argosy.process.host.messages import (
 )
 from argosy.process.output.stream import Merger, Stream
 from argosy.process.output.tail import Tail
-from argosy.process.run import facts
+from argosy.control import facts
 from argosy.process.run.rundir import read_record
 from argosy.process.terminal.client import reach_agent
 from argosy.process.terminal.tell import Teller

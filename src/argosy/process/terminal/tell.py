@@ -1,7 +1,7 @@
 """What a user reads about a run while it goes on: one line per fact that matters."""
 
 from argosy.core import format_ranks, signal_name
-from argosy.process.run import facts
+from argosy.control import facts
 
 
 class Teller:

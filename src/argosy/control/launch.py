@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.process.run.restart import Restart
+from argosy.control.restart import Restart
 
 UNKEYED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "WINDOWID", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 UNKEYED_PREFIXES = ("TERM", "SSH_", "TMUX", "ARGOSY_")

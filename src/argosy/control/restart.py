@@ -1,6 +1,6 @@
 """What is restarted when a rank fails: policies as values, decisions as pure functions.
 
-A policy is a module of `argosy.process.run.policies`, found by its name: `--restart calm` asks
+A policy is a module of `argosy.control.policies`, found by its name: `--restart calm` asks
 `policies/calm.py` for `affected(failed, dims)`, the ranks to replace. Budgets and backoff are the same for all.
 
 R1  No more than `max_restarts` restarts, in all.
@@ -44,7 +44,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (
             not re.fullmatch(r"[a-z][a-z_]*", self.policy)
-            or find_spec(f"argosy.process.run.policies.{self.policy}") is None
+            or find_spec(f"argosy.control.policies.{self.policy}") is None
         ):
             raise ConfigError(
                 f"no such restart policy: {self.policy!r}",
@@ -158,7 +158,7 @@ def decide_restart(restart: Restart, failures: Sequence[Failure], dims: Mapping[
     recent = sum(1 for failure in past_hour if failure.own or not (failure.managed and failure.progressed))
     if recent >= restart.per_hour:  # R3
         return GiveUp(f"{recent} restarts within an hour, {restart.per_hour} allowed")
-    affected: Affected = import_module(f"argosy.process.run.policies.{policy}").affected
+    affected: Affected = import_module(f"argosy.control.policies.{policy}").affected
     ranks = tuple(sorted(affected(last.index, dims, restart.along)))
     first_delay_s = restart.backoff_s if in_a_row < 2 else max(restart.backoff_s, 0.5)
     delay_s = min(first_delay_s * 2.0 ** max(0, in_a_row - 2), restart.backoff_max_s)  # R4
