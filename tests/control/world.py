@@ -86,6 +86,7 @@ class Agent:
     processes: list[Process] = field(default_factory=list[Process])
     executed: dict[RankId, Process] = field(default_factory=dict[RankId, Process])
     zygotes: list[SimZygote] = field(default_factory=list[SimZygote])
+    life: int = 0
     wakes: dict[NodeEvent, float] = field(default_factory=dict[NodeEvent, float])
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class Agent:
 
     def restart(self) -> None:
         """A new agent reads the log, performs what is pending, and learns what happened meanwhile."""
-        self.up, self.wakes = True, {}
+        self.up, self.wakes, self.life = True, {}, self.life + 1
         try:
             again = node.recover(self.name, self.log)
             assert again[0] == self.state, f"seed {self.world.seed}: the log replays to another state"
@@ -275,7 +276,9 @@ class Agent:
         self.feed(ForHost(ChildEnded(process.run, process.rank, process.status or WaitStatus())))
 
     def feed_later(self, event: Any) -> None:
-        self.world.after(0.001, lambda: self.feed(ForHost(event)))
+        """Answer this agent, not one that comes after it."""
+        life = self.life
+        self.world.after(0.001, lambda: self.feed(ForHost(event)) if self.life == life else None)
 
     def living(self, run: str, rank: RankId) -> list[Process]:
         return [p for p in self.processes if p.run == run and p.rank == rank and p.status is None]

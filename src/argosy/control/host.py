@@ -153,7 +153,7 @@ def _tick(state: HostState, now: float, out: Effects) -> None:
     _start_waiting(state, now, out)
     if state.runs:
         out.append(HostWakeAt(now + UPKEEP_S))
-    elif state.idle_since is not None and now - state.idle_since >= state.linger_s:
+    elif state.idle_since is not None and now >= state.idle_since + state.linger_s:
         if not state.quitting:
             state.quitting = True
             out.append(Quit())
@@ -258,8 +258,9 @@ def _child(
     match event:
         case ChildForked(process=process):
             _forked(event.run, local, process, now, out)
-        case ChildRefused(reason=_):
-            _ended(event.run, local, Exited(local.rank, WaitStatus(code=127)), out)
+        case ChildRefused():
+            if local.phase == "asked":
+                _ended(event.run, local, Exited(local.rank, WaitStatus(code=127)), out)
         case ChildEnded(status=status):
             lived_s = now - local.started_at if local.process is not None else 0.0
             exited = Exited(local.rank, status, lived_s, event.oom, event.cpu_s, event.max_rss_bytes)
@@ -296,7 +297,7 @@ def _ended(name: str, local: LocalRank, exited: Exited, out: Effects) -> None:
 def _ask_kernel_if_late(name: str, local: LocalRank, now: float, out: Effects) -> None:
     if local.dead_at is None or local.phase == "ended":
         return
-    if now - local.dead_at >= REPORT_S:
+    if now >= local.dead_at + REPORT_S:
         local.dead_at = now
         out.append(AskKernel(name, local.rank))
     out.append(HostWakeAt(local.dead_at + REPORT_S))
