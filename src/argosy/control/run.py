@@ -50,9 +50,8 @@ from argosy.control.run_events import (
     ToHost,
     WakeAt,
 )
-from argosy.control.run_state import RunState, Slot, Takedown
+from argosy.control.run_state import ANEW, RunState, Slot, Takedown
 from argosy.core import RankId, format_ranks
-from argosy.observe import Flag
 
 Effects = list[RunEffect]
 Ranks = tuple[RankId, ...]
@@ -159,7 +158,7 @@ def _reported(state: RunState, host: str, report: Report, now: float, out: Effec
         case Noted(rank):
             slot = state.slots[rank.index]
             if rank.generation == slot.generation:  # P5
-                state.note(slot, Flag(report.flags), report.steps, report.collectives)
+                state.note(slot, report.flags, report.steps, report.collectives)
         case Exited():
             _exited(state, report, now, out)
         case Cleared():
@@ -199,7 +198,7 @@ def _exited(state: RunState, event: Exited, now: float, out: Effects) -> None:
         _advance(state, state.takedowns[slot.takedown], now, out)
     elif not status.ok:
         own = status.code is not None or status.signal in CRASHES
-        own = own and Flag.ANEW not in slot.flags
+        own = own and not slot.flags & ANEW
         managed = state.managed > 0
         # In a managed run, a rank that ends itself after its first step, time and again, makes no progress. Elsewhere
         # progress of any rank that was started together with it counts.

@@ -7,6 +7,8 @@ from argosy.control.restart import Budget, Restart
 from argosy.core import RankId, WaitStatus
 from argosy.observe import Flag
 
+MANAGED, GROUPED = int(Flag.RUN_MANAGED), int(Flag.PROCESS_GROUP)
+HOPELESS, SERVED, ANEW = int(Flag.HOPELESS), int(Flag.SERVED), int(Flag.ANEW)
 
 class Slot(msgspec.Struct):
     """One place of the run, through its generations."""
@@ -22,7 +24,8 @@ class Slot(msgspec.Struct):
     status: WaitStatus | None = None
     takedown: int = 0
     """The number of the takedown that this slot is part of, or 0."""
-    flags: Flag = Flag(0)
+    flags: int = 0
+    """Those of `observe.Flag`, as a plain number: asked for at every event."""
     steps: int = 0
     collectives: bool = False
 
@@ -33,7 +36,7 @@ class Slot(msgspec.Struct):
     @property
     def moved(self) -> bool:
         """Whether the rank did what it is there for."""
-        return bool(self.steps or self.collectives or Flag.SERVED in self.flags)
+        return bool(self.steps or self.collectives or self.flags & SERVED)
 
 
 class Takedown(msgspec.Struct):
@@ -95,23 +98,27 @@ class RunState(msgspec.Struct, kw_only=True):
     def rank(self, index: int) -> RankId:
         return RankId("main", index, self.slots[index].generation)
 
-    def note(self, slot: Slot, flags: Flag, steps: int, collectives: bool) -> None:
+    def note(self, slot: Slot, flags: int, steps: int, collectives: bool) -> None:
         """Take in what a rank's page shows, and keep the counters."""
         self._count(slot, -1)
         slot.flags, slot.steps, slot.collectives = flags, steps, collectives
         self._count(slot, 1)
 
     def _count(self, slot: Slot, sign: int) -> None:
-        self.managed += sign * (Flag.RUN_MANAGED in slot.flags)
-        self.grouped += sign * (Flag.PROCESS_GROUP in slot.flags)
-        self.hopeless += sign * (Flag.HOPELESS in slot.flags)
+        flags = slot.flags
+        if flags & MANAGED:
+            self.managed += sign
+        if flags & GROUPED:
+            self.grouped += sign
+        if flags & HOPELESS:
+            self.hopeless += sign
         if slot.moved:
             self.moved[slot.generation] = self.moved.get(slot.generation, 0) + sign
 
     def renew(self, index: int, generation: int) -> None:
         """Give a slot whose process is gone its next generation, which is about to start."""
         slot = self.slots[index]
-        self.note(slot, Flag(0), 0, False)
+        self.note(slot, 0, 0, False)
         slot.generation, slot.starting, slot.asked, slot.status, slot.takedown = generation, True, False, None, 0
         self.alive += 1
 
