@@ -1,15 +1,16 @@
 """A capsule brings back the same bits into the tensors that are there; a pocket holds whole versions only."""
 
 import copy
+import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from warm import warm
 
 from argosy.core import ConfigError
 from argosy.train.pocket import Pocket, plan, unpack, write
@@ -261,7 +262,7 @@ def test_a_version_that_was_only_begun_does_not_count(tmp_path: Path):
 
 
 WRITER = """
-import sys
+import os, sys
 from pathlib import Path
 import torch
 from argosy.train.pocket import Pocket
@@ -271,15 +272,14 @@ while True:
     step += 1
     pocket.put(step, "full", Capsule({"x": torch.full((1 << 20,), float(step))}, {"step": step}))
     if step == 4:
-        print("writing", flush=True)
+        print(os.getpid(), flush=True)
 """
 
 
 def test_p1_whoever_is_killed_while_writing_leaves_a_whole_version(tmp_path: Path):
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen([*warm(), "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
-        assert writer.stdout.readline() == b"writing\n"
-        writer.send_signal(signal.SIGKILL)
+        os.kill(int(writer.stdout.readline()), signal.SIGKILL)
     pocket = Pocket(tmp_path, 0)
     assert pocket.steps("full")
     for step in pocket.steps("full"):

@@ -243,7 +243,7 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
 
 def _look_for_the_lost(group: Any) -> None:
     """Raise the loss of a group of ours, if it has lost a rank; others cannot tell."""
-    if hasattr(group, "look"):
-        group.look()
+    if hasattr(group, "check_loss"):
+        group.check_loss()
         if group.loss is not None:
             raise group.loss

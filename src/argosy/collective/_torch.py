@@ -1,14 +1,36 @@
-"""The private names of torch that this room uses: a torch without one of them fails here, at import."""
+"""The private names of torch that this room uses. A torch that is too old, or lacks one, fails here, at import."""
 
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
 
+import re
 from typing import Any, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.utils._pytree import tree_map as tree_map
 
+from argosy.core import ConfigError
+
 __all__ = ["DTENSOR_SCATTER_MODULES", "SELF_RECORDING_BACKENDS", "ddp_logging_data", "profiler_enabled", "tree_map"]
+
+TORCH_MIN = (2, 15)
+
+
+def check_version(version: str) -> None:
+    """Refuse a torch that is too old.
+
+    Raises:
+        ConfigError: it is.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < TORCH_MIN:
+        raise ConfigError(
+            f"this torch is too old for argosy.Run and the collectives: {version}",
+            hint="install torch 2.15 or newer; `argosy run` starts scripts of any torch",
+        )
+
+
+check_version(torch.__version__)
 
 DTENSOR_SCATTER_MODULES = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor.placement_types")
 """The modules that hold `mesh_scatter`."""

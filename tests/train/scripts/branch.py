@@ -6,13 +6,13 @@ branch.py DIRECTORY STEPS [parent=DIRECTORY@STEP] [tag=STEP] [recheck=STEPS] [fl
 import hashlib
 import sys
 
+import kinds
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import argosy
-from argosy.data import Loader
 
 directory, steps, *words = sys.argv[1:]
 wanted = dict(word.split("=", 1) for word in words)
@@ -22,7 +22,7 @@ model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16
 replica = DDP(model) if run.size > 1 else model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 run.track(model=replica, optimizer=optimizer)
-data = Loader(np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32), batch=8, seed=4)
+data = kinds.Loader(np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32), batch=8, seed=4)
 flip = [int(number) for number in wanted.get("flip", "-1:-1").split(":")]
 attempts = 0
 for step in run.steps(until=int(steps)):

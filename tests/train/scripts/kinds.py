@@ -6,16 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint.state_dict  # As the example of a GPT does.
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from argosy.collective import segment  # noqa: F401 - scripts that import the same are forked from one zygote
+# All scripts beside this one import no more than it does: so one zygote serves them all.
+from argosy.collective import segment  # noqa: F401
 from argosy.data import Loader, Queue  # noqa: F401
-from argosy.train import read_log
+from argosy.train import Run, read_log  # noqa: F401
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
 SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
@@ -224,8 +227,6 @@ class Staged(Plain):
     """Two stages of a pipeline: each rank has its own half of the model, and all samples."""
 
     def build(self):
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
         first, rank = nn.Linear(8, 16), self.run.rank
         self.model = nn.ModuleDict({"first": first} if rank == 0 else {"last": nn.Linear(16, 4)})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)

@@ -1,6 +1,6 @@
 """A training of some kind whose ranks die where they are told to; run by test_voyages.py through `argosy run`.
 
-voyage.py DIRECTORY KIND STEPS [RANK.GENERATION:PLACE[:STEP]]...
+voyage.py DIRECTORY KIND STEPS [RANK.GENERATION:PLACE[:STEP][>VICTIM]]...
 """
 
 import os
@@ -20,12 +20,14 @@ me = f"{run.rank}.{run.crew.generation}"
 
 
 def place(name: str, step: int | None = None) -> None:
-    """Somewhere in the life of a rank: die if this is where it was said."""
+    """Somewhere in the life of a rank: if this is where it was said, it dies, or kills another one."""
     for death in deaths:
+        death, _, victim = death.partition(">")
         who, where, *when = death.split(":")
         if (who, where) == (me, name) and (not when or int(when[0]) == step):
             time.sleep(0.5 if name == "healed" else 0.0)  # Until others have taken the state over.
-            os.kill(os.getpid(), signal.SIGKILL)
+            pids = Path(directory, f"built.{victim}").read_text().split() if victim else [os.getpid()]
+            os.kill(int(pids[-1]), signal.SIGKILL)
 
 
 def dying(function, name):
@@ -43,6 +45,7 @@ with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
 segment.open_peer_segment = dying(segment.open_peer_segment, "meet")  # Not of rank 0, after all have said who they are.
 run.mending.heal = dying(run.mending.heal, "heal")
+run.mending._take_local = dying(run.mending._take_local, "adopted")
 run.mending._find_holders = dying(run.mending._find_holders, "healed")
 run.saves.save = dying(run.saves.save, "snapshot")
 place("constructor")
