@@ -15,6 +15,7 @@ training = kinds.Plain(run, None)
 
 def place(name) -> None:
     if death == f"{run.rank}:{name}" and not run.crew.generation:
+        run.saves.flush()  # A death costs the checkpoint under way, and with it the step to go back to.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
