@@ -8,22 +8,18 @@ import click
 from argosy.core import ConfigError, parse_ranks
 from argosy.process import Stream
 
-_RENDEZVOUS = "ranks of one host need no rendezvous"
-_LOGS = "output and events are in the run's directory"
 IGNORED = {
-    "rdzv_backend": _RENDEZVOUS,
-    "rdzv_endpoint": _RENDEZVOUS,
-    "rdzv_id": _RENDEZVOUS,
-    "rdzv_conf": _RENDEZVOUS,
-    "local_addr": _RENDEZVOUS,
-    "monitor_interval": "exits are seen at once",
-    "start_method": "ranks are forked from a warm process",
-    "event_log_handler": _LOGS,
-    "logs_specs": _LOGS,
-    "duplicate_stdout_filters": _LOGS,
-    "duplicate_stderr_filters": _LOGS,
+    **dict.fromkeys(
+        ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"), "ranks of one host need no rendezvous"
+    ),
+    **dict.fromkeys(
+        ("event_log_handler", "logs_specs", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+        "output and events are in the run's directory",
+    ),
     "log_line_prefix_template": "lines begin with the ranks that wrote them",
     "print_completion": "`_ARGOSY_COMPLETE=bash_source argosy` prints completions",
+    "monitor_interval": "exits are seen at once",
+    "start_method": "ranks are forked from a warm process",
     "numa_binding": "no accelerator is supported yet",
     "signals_to_handle": "TERM, INT and QUIT stop the run, USR1, USR2 and HUP are forwarded",
 }

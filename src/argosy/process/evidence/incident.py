@@ -75,26 +75,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 _FOLLOWING = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "recvValue failed",
-    "sendBytes failed",
-    "failed to recv, got 0 bytes",
-    "The client socket has timed out",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "NCCL communicator was aborted",
-    "NCCL error",
-    "ncclRemoteError",
-    "Watchdog caught collective operation timeout",
-    "PeerLost",
-    "is lost:",
-    "Timed out waiting",
-    "[gloo/",
-    "/gloo/transport/",
+    *("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe"),
+    *("recvValue failed", "sendBytes failed", "failed to recv, got 0 bytes", "The client socket has timed out"),
+    *("DistBackendError", "DistNetworkError", "DistStoreError", "[gloo/", "/gloo/transport/"),
+    *("NCCL communicator was aborted", "NCCL error", "ncclRemoteError"),
+    *("Watchdog caught collective operation timeout", "Timed out waiting", "PeerLost", "is lost:"),
 )
 
 

@@ -169,16 +169,9 @@ def _decisive(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incide
 
 def _failure(facts: Sequence[AnyFact]) -> RankExited | None:
     """The first failed exit after the last restart, for when no incident could be written."""
-    found: RankExited | None = None
-    for fact in facts:
-        match fact:
-            case Restarting():
-                found = None
-            case RankExited(asked=False) if not fact.status.ok and found is None:
-                found = fact
-            case _:
-                pass
-    return found
+    restarts = [number for number, fact in enumerate(facts) if isinstance(fact, Restarting)]
+    exits = [fact for fact in facts[restarts[-1] if restarts else 0 :] if isinstance(fact, RankExited)]
+    return next((exit for exit in exits if not exit.asked and not exit.status.ok), None)
 
 
 def _verdict(run: RunView, facts: Sequence[AnyFact], incident: Incident | None) -> Verdict:

@@ -45,6 +45,13 @@ OUTPUT_LOST = 120
 """What python exits with if its output could not be written."""
 
 
+def relative(path: str) -> str:
+    """A path as seen from the working directory, if that is shorter."""
+    with suppress(OSError):  # The working directory may be gone.
+        return min(path, os.path.relpath(path), key=len)
+    return path
+
+
 class Foreground:
     """One run being watched until it ends."""
 
@@ -53,7 +60,7 @@ class Foreground:
         self._link, self._welcome, self._shown = link, welcome, shown
         self._follower = Follower(welcome.size)
         self._teller = Teller(welcome.size)
-        self._folder = Folder(self._log_of)
+        self._folder = Folder(lambda index, stream: relative(self._log_of(index, stream)))
         self._generations: dict[int, int] = {}
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._signals: list[tuple[int, float]] = []
@@ -147,7 +154,7 @@ class Foreground:
     def _log_of(self, index: int, stream: Stream) -> str:
         """The file that the newest process of a rank writes to."""
         ending = "out" if stream == "stdout" else "err"
-        return os.path.relpath(f"{self._welcome.logs}/{index}.{self._generations[index]}.{ending}")
+        return f"{self._welcome.logs}/{index}.{self._generations[index]}.{ending}"
 
     def _drain(self, final: bool = False) -> None:
         """Show what the ranks wrote; `final` until the files are read to their ends."""

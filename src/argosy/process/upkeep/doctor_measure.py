@@ -29,8 +29,7 @@ _CAP_SYS_PTRACE = 19
 
 
 def measure_machine() -> Measured:
-    """Measure everything; the import of torch takes longest and runs in the background."""
-    importing = _begin_import()
+    """Measure everything; the import of torch takes longest."""
     took_s: list[float] = []
     lookup = threading.Thread(target=_look_up, args=(took_s,), daemon=True)
     lookup.start()
@@ -41,8 +40,8 @@ def measure_machine() -> Measured:
     native, native_error = _find_native()
     left = find_leftovers()
     soft, hard = (1 << 30 if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    torch, torch_import_s, torch_error = _try_torch()
     lookup.join(LOOKUP_S)
-    torch, torch_import_s, torch_error = _end_import(importing)
     return Measured(
         python=f"{platform.python_version()} at {sys.executable}",
         native=native,
@@ -89,30 +88,20 @@ def _find_native() -> tuple[Literal["compiled", "reference", "left out"], str]:
     return ("left out" if os.environ.get("ARGOSY_NATIVE") == "0" else "reference"), ""
 
 
-def _begin_import() -> "subprocess.Popen[str] | None":
+def _try_torch() -> tuple[str | None, float | None, str]:
+    """Version, seconds that its import takes, and what went wrong."""
     try:
-        version("torch")
+        torch = version("torch")
     except PackageNotFoundError:
-        return None
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", _TIMED_IMPORT]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
-
-
-def _end_import(process: "subprocess.Popen[str] | None") -> tuple[str | None, float | None, str]:
-    """Version, seconds, and what went wrong."""
-    if process is None:
         return None, None, ""
+    command = [sys.executable, "-c", _TIMED_IMPORT]
     try:
-        out, err = process.communicate(timeout=IMPORT_S)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=IMPORT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return version("torch"), None, f"not within {IMPORT_S:.0f} s"
-    words = out.split()
-    if process.returncode or len(words) < 2:
-        lines = err.strip().splitlines()
-        return version("torch"), None, lines[-1] if lines else f"exit code {process.returncode}"
+        return torch, None, f"not within {IMPORT_S:.0f} s"
+    words = done.stdout.split()
+    if done.returncode or len(words) < 2:
+        return torch, None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return words[-2], float(words[-1]), ""
 
 
