@@ -194,6 +194,7 @@ def test_a_keeper_that_is_stopped_while_it_starts_is_said_and_replaced(run: Run)
     stopper.start()
     try:
         with Saver(run.directory, keeping=run.keeping(peer=True), say=said.append) as saver:
+            wait_for(lambda: saver._writer._link is not None, "the second keeper")
             saver.save({"a": np.arange(10)}, 1).wait(30)
             assert restore(run.directory).source == "the keeper of this host"
     finally:

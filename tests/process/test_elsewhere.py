@@ -26,7 +26,7 @@ def test_a_run_under_another_runtime_directory_is_alive(desks: tuple[Console, Co
     assert seen["state"] == f"running under {there.runtime}"
     assert [rank["pid"] for rank in seen["ranks"]] == [pid]
     assert "theirs" in here.argosy("ps").text
-    assert "runs well: 1 rank" in here.argosy("why", "theirs").text
+    assert "theirs: running: 1 rank" in here.argosy("why", "theirs").text
     assert here.argosy("why").text.startswith("mine: ")
     refused = here.argosy("stop", "theirs")
     assert refused.code != 0

@@ -26,10 +26,10 @@ def test_launches_that_differ_in_what_no_import_reads_share_the_zygote(host: Con
     assert "WANDB_NAME=first NUMPY_MADVISE_HUGEPAGE=None" in said
     said, after = run(WANDB_NAME="second")
     assert "WANDB_NAME=second NUMPY_MADVISE_HUGEPAGE=None" in said
-    assert after == first
+    assert after <= first
     said, after = run()
     assert "WANDB_NAME=None" in said
-    assert after == first
+    assert after <= first
     said, after = run(NUMPY_MADVISE_HUGEPAGE="0", WANDB_NAME="second")
     assert "WANDB_NAME=second NUMPY_MADVISE_HUGEPAGE=0" in said
     assert len(after - first) == 1
