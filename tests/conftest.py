@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from console import Console, cold_terminal, leave_shared_home, terminal, until
+from console import Console, ask_agent, cold_terminal, leave_shared_home, terminal, until
+from daemons import desk
 
 # A shell ignores SIGINT for its background jobs, and what they start would too: ctrl-c is tested all the same.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -20,7 +21,7 @@ def pytest_sessionfinish() -> None:
     leave_shared_home()
 
 
-ROOMS = ["journeys", "examples", "train", "collective", "checkpoint", "process", "data", "cli"]
+ROOMS = ["journeys", "examples", "train", "collective", "checkpoint", "supervise", "actors", "data", "cli"]
 """Where tests take long: they begin first, so that workers end together."""
 
 
@@ -37,6 +38,14 @@ def console(tmp_path: Path) -> Iterator[Console]:
     """A terminal in an empty directory, on the daemons of all tests of this worker."""
     with terminal(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Console]:
+    """As `console`, with daemons that are up and a script that waits; nothing of a run may be left in the end."""
+    with terminal(tmp_path) as opened:
+        assert ask_agent(opened) or opened.argosy("run", "--", "true").code == 0
+        yield desk(opened, tmp_path)
 
 
 @pytest.fixture

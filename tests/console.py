@@ -30,8 +30,8 @@ from warm import warm, warm_python
 from argosy.cli.ps import command as ps_command
 from argosy.core import ArgosyError
 from argosy.fabric import connect
-from argosy.process.host.messages import ListRuns, Runs, to_client
-from argosy.process.terminal.client import ask
+from argosy.supervise.agent_client import ask
+from argosy.supervise.messages import ListRuns, Runs, to_client
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 T = TypeVar("T")

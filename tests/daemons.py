@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from console import Console, ask_agent, until
 
-from argosy.process.host.messages import RankInfo, RunInfo, Runs
+from argosy.supervise.messages import RankInfo, RunInfo, Runs
 
 WAITS = """
 import os, sys, time

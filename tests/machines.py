@@ -5,11 +5,11 @@ import random
 import signal
 from dataclasses import dataclass, field
 
+from argosy.control.facts import AnyFact, Restarting
+from argosy.control.restart import Restart
 from argosy.core import RankId, WaitStatus
-from argosy.process.run import effects as do
-from argosy.process.run import root
-from argosy.process.run.facts import AnyFact, Restarting
-from argosy.process.run.restart import Restart
+from argosy.supervise.agent import effects as do
+from argosy.supervise.agent import root
 
 
 @dataclass

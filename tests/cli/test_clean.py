@@ -14,20 +14,10 @@ import msgspec
 import pytest
 from console import Console
 
+from argosy.cli.clean_plan import File, Item, Kind, Removal, Selection, classify, parse_age, parse_size, plan_cleaning
 from argosy.core import ConfigError
-from argosy.process.rank.cgroup import find_parent as cgroup_parent
-from argosy.process.run.rundir import Owner, RunRecord, index_run, indexed_runs
-from argosy.process.upkeep.clean_plan import (
-    File,
-    Item,
-    Kind,
-    Removal,
-    Selection,
-    classify,
-    parse_age,
-    parse_size,
-    plan_cleaning,
-)
+from argosy.supervise.cgroup import find_parent as cgroup_parent
+from argosy.supervise.records.rundir import Owner, RunRecord, index_run, indexed_runs
 
 NOW = 1_000_000.0
 DAY = 86400.0

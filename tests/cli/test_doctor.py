@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from console import REPOSITORY
 
-from argosy.process.upkeep.doctor_judge import Check, Measured, judge_machine
+from argosy.cli.doctor_judge import Check, Measured, judge_machine
 
 GB = 1 << 30
 WELL = Measured(

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from argosy.cli.logs import command
 from argosy.core import ConfigError
-from argosy.process.run.rundir import RunRecord
+from argosy.supervise.records.rundir import RunRecord
 
 
 def recorded(directory: Path, state: Literal["running", "ended"]) -> str:

@@ -13,8 +13,8 @@ from argosy.cli import launch_builder
 from argosy.cli.launch_builder import Options, choose_restart, parse_dims, parse_threads, read_secrets
 from argosy.cli.run import command
 from argosy.cli.torchrun_flags import IGNORED, say_ignored, shown_streams, visible_devices
+from argosy.control.restart import Restart
 from argosy.core import ConfigError
-from argosy.process import Restart
 
 
 def parse(*words: str) -> dict[str, Any]:

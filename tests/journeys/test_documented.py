@@ -63,7 +63,7 @@ def test_a_policy_is_added_by_two_files_as_documented(cold_console: Console) -> 
     )
     package = console.cwd / "src" / "argosy"
     shutil.copytree(REPOSITORY / "src" / "argosy", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "process/run/policies/pair.py").write_text(policy)
+    (package / "control/policies/pair.py").write_text(policy)
     (console.cwd / "test_pair.py").write_text(test)
     console.env["PYTHONPATH"] = str(package.parent)
     tested = console.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pair.py"])

@@ -7,8 +7,8 @@ import msgspec
 from ranks import Ranks
 
 from argosy.observe import Activity, Flag, RankProgress
-from argosy.process.evidence.hang import HangPolicy, Suspect, decide_hang
-from argosy.process.evidence.watch import Tracker
+from argosy.supervise.evidence.hang_samples import Tracker
+from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect, decide_hang
 
 TRAIN = """
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -19,8 +19,9 @@ PACKAGE = ROOT / "src" / "argosy"
 LAYERS = [
     {"cli"},
     {"train"},
-    {"process", "collective", "checkpoint", "data"},
-    {"fabric", "transfer"},
+    {"actors", "collective", "checkpoint", "data"},
+    {"supervise"},
+    {"control", "fabric", "transfer"},
     {"observe"},
     {"core"},
 ]

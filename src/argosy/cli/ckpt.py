@@ -19,7 +19,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable."
 
 def find_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     """The directory or URL that holds the checkpoints, also by the name of its run."""
-    from argosy.process import find_run
+    from argosy.supervise import find_run
 
     path = Path(text)
     if "://" in text:
@@ -78,7 +78,7 @@ def print_none(directory: str) -> None:
 def ls(directory: str, as_json: bool) -> None:
     """List the checkpoints, newest first."""
     from argosy.checkpoint import list_steps
-    from argosy.process import format_bytes
+    from argosy.cli.clean_plan import format_bytes
 
     steps = list_steps(directory)
     if as_json:
@@ -103,7 +103,7 @@ def ls(directory: str, as_json: bool) -> None:
 def show(directory: str, step: int | None, as_json: bool) -> None:
     """Show the tensors of a step with their digests, and its plain values."""
     from argosy.checkpoint import in_a_line, list_steps, opened, plain_values, tensors
-    from argosy.process import format_bytes
+    from argosy.cli.clean_plan import format_bytes
 
     chosen = opened(directory, step)
     newest = list_steps(directory)[0].step
@@ -133,7 +133,7 @@ def verify(directory: str, step: int | None, as_json: bool) -> None:
     """Read every byte and check it against its digest; exits 1 if anything is damaged."""
     from argosy.checkpoint import list_steps
     from argosy.checkpoint import verify as check
-    from argosy.process import count, format_bytes
+    from argosy.cli.clean_plan import count, format_bytes
 
     total = sum(each.bytes for each in list_steps(directory) if step in (None, each.step))
     faults: list[str] = []
@@ -177,7 +177,7 @@ def diff(directory: str, first: int, second: int, as_json: bool) -> None:
 def export(directory: str, kind: str, target: Path, step: int | None, module: str | None, as_json: bool) -> None:
     """Write a step in another format: Hugging Face safetensors, DCP, or torch.save."""
     from argosy.checkpoint import export as write
-    from argosy.process import count, format_bytes
+    from argosy.cli.clean_plan import count, format_bytes
 
     found = write(directory, kind, target, step, module=module)
     total = len({id(tensor) for tensor in found.tensors.values()})
@@ -204,7 +204,7 @@ def export(directory: str, kind: str, target: Path, step: int | None, module: st
 def import_(kind: str, source: Path, directory: str, step: int | None, in_order: bool, as_json: bool) -> None:
     """Make a checkpoint from files of another format."""
     from argosy.checkpoint import import_ as read
-    from argosy.process import count
+    from argosy.cli.clean_plan import count
 
     total = read(kind, source, directory, step, in_order=in_order)
     if as_json:

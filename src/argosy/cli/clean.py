@@ -11,7 +11,7 @@ import click
 from argosy.cli.tables import ago, print_json, print_table
 
 if TYPE_CHECKING:
-    from argosy.process import Item, Removal
+    from argosy.cli.clean_plan import Item, Removal
 
 NAME_WIDTH = 30
 HOW_TO = """
@@ -47,7 +47,8 @@ def command(
     A run's directory is removed if all its files are Argosy's; otherwise only those files are.
     Without a selection this lists what there is.
     """
-    from argosy.process import Selection, find_items, parse_age, parse_size, plan_cleaning
+    from argosy.cli.clean_find import find_items
+    from argosy.cli.clean_plan import Selection, parse_age, parse_size, plan_cleaning
 
     found = find_items()
     selection = Selection(
@@ -72,7 +73,8 @@ def command(
 
 def resolve(text: str, found: "list[Item]") -> str:
     """The path of a run among the items; a run that is not in the index is added to them."""
-    from argosy.process import find_run, look_at_run
+    from argosy.cli.clean_find import look_at_run
+    from argosy.supervise import find_run
 
     directory = find_run(text)
     for item in found:
@@ -84,7 +86,7 @@ def resolve(text: str, found: "list[Item]") -> str:
 
 def show_all(items: Sequence["Item"], as_json: bool) -> None:
     """List what there is, and how to select from it."""
-    from argosy.process import count, format_bytes
+    from argosy.cli.clean_plan import count, format_bytes
 
     if as_json:
         print_json([describe(item) for item in items])
@@ -116,7 +118,7 @@ def describe(item: "Item") -> dict[str, object]:
 
 def show_plan(decisions: Sequence["Removal"]) -> None:
     """The same table for --dry-run and for the removal."""
-    from argosy.process import format_bytes
+    from argosy.cli.clean_plan import format_bytes
 
     rows = [
         [short(each.item.name), each.action, format_bytes(each.bytes) if each.files else "-", each.reason]
@@ -128,7 +130,8 @@ def show_plan(decisions: Sequence["Removal"]) -> None:
 
 def carry_out(decisions: Sequence["Removal"], *, dry_run: bool, everything: bool, as_json: bool) -> None:
     """Remove, and report what was removed."""
-    from argosy.process import format_bytes, remove, remove_empty
+    from argosy.cli.clean_do import remove, remove_empty
+    from argosy.cli.clean_plan import format_bytes
 
     going = [each for each in decisions if each.action != "keep"]
     troubles = {} if dry_run else {each.item.path: trouble for each in going if (trouble := remove(each))}
@@ -162,8 +165,8 @@ def confirm(files: int, runs: int) -> None:
     Raises:
         ConfigError: there is no terminal to ask at.
     """
+    from argosy.cli.clean_plan import count
     from argosy.core import ConfigError
-    from argosy.process import count
 
     if not sys.stdin.isatty():
         raise ConfigError(f"removing checkpoints needs a yes, and there is no terminal: {files}", hint="add -y")

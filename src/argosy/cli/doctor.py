@@ -14,7 +14,9 @@ def command(as_json: bool) -> None:
 
     The exit code is 1 if a check fails. Warnings cost comfort or speed only.
     """
-    from argosy.process import count, judge_machine, measure_machine
+    from argosy.cli.clean_plan import count
+    from argosy.cli.doctor_judge import judge_machine
+    from argosy.cli.doctor_measure import measure_machine
 
     checks = judge_machine(measure_machine())
     states = [check.state for check in checks]

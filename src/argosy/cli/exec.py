@@ -25,14 +25,7 @@ def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
     \b
       argosy exec --rank 3 -- python -c 'import os; print(os.environ["MASTER_PORT"])'
     """
-    from argosy.process import (
-        Environment,
-        GetEnvironment,
-        Refused,
-        find_living,
-        open_environment,
-        reach_agent,
-    )
+    from argosy.supervise import Environment, GetEnvironment, Refused, find_living, open_environment, reach_agent
 
     living = find_living(run)
     link = reach_agent()

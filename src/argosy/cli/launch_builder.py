@@ -17,23 +17,12 @@ from typing import Literal
 
 import msgspec
 
+from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
+from argosy.control import Launch, Restart, parse_restart, rank_defaults
 from argosy.core import ConfigError
 from argosy.fabric import cache_dir
-from argosy.process import (
-    Foreground,
-    Launch,
-    Restart,
-    default_name,
-    fingerprint,
-    own_limits,
-    parse_restart,
-    rank_defaults,
-    scan,
-    seal_environment,
-    submit,
-    zygote_key,
-)
+from argosy.supervise import default_name, fingerprint, own_limits, scan, seal_environment, submit, zygote_key
 
 RANKS_MAX = 4096
 """Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""

@@ -12,7 +12,7 @@ from argosy.cli.tables import print_json
 from argosy.core import ConfigError, parse_ranks
 
 if TYPE_CHECKING:
-    from argosy.process import Out, Stream
+    from argosy.supervise import Out, Stream
 
 
 class LogFile(NamedTuple):
@@ -33,7 +33,7 @@ class LogFile(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="The files, machine-readable.")
 def command(run: str, follow: bool, ranks: str | None, stream: str | None, launch: int | None, as_json: bool) -> None:
     """Show the output of RUN's ranks as one stream; lines that several ranks wrote are shown once."""
-    from argosy.process import find_run, logs_directory, read_record
+    from argosy.supervise import find_run, logs_directory, read_record
 
     directory = find_run(run)
     record = read_record(directory)
@@ -68,7 +68,7 @@ def log_files(folder: Path) -> list[LogFile]:
 
 def show(directory: Path, size: int, find: Callable[[], list[LogFile]], follow: bool) -> None:
     """Print the files, generation by generation; then what comes."""
-    from argosy.process import Follower, list_runs
+    from argosy.supervise import Follower, list_runs
 
     follower, shown = Follower(size, lag_max=None), set[Path]()
     colour = sys.stdout.isatty()

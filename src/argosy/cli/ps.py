@@ -10,7 +10,7 @@ from argosy.cli.tables import ago, print_json, print_table
 from argosy.core import ArgosyError
 
 if TYPE_CHECKING:
-    from argosy.process import RankInfo, Runs
+    from argosy.supervise import RankInfo, Runs
 
 RANKS_SHOWN = 16
 """Ranks of a larger run are listed only when it is named."""
@@ -38,7 +38,7 @@ class Row(msgspec.Struct, kw_only=True):
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, as_json: bool) -> None:
     """List the runs that are alive on this machine; or show RUN, alive or ended, with all its ranks."""
-    from argosy.process import find_run, indexed_runs, list_runs
+    from argosy.supervise import find_run, indexed_runs, list_runs
 
     alive = list_runs(everywhere=True)
     living = [Path(each.directory) for each in alive.runs]
@@ -81,7 +81,7 @@ def row_of(directory: Path, alive: "Runs") -> Row:
     Raises:
         ConfigError: the directory holds no run.
     """
-    from argosy.process import ended_ranks, read_facts, read_record
+    from argosy.supervise import ended_ranks, read_facts, read_record
 
     record = read_record(directory)
     ranks, restarts = ended_ranks(read_facts(directory))

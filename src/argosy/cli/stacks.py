@@ -12,7 +12,7 @@ from argosy.core import format_ranks, parse_ranks
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, ranks: str | None, native: bool, as_json: bool) -> None:
     """Show the Python stacks of RUN's ranks, equal ones once. The ranks are not disturbed."""
-    from argosy.process import Stacks, TakeStacks, ask, find_living, reach_agent
+    from argosy.supervise import Stacks, TakeStacks, ask, find_living, reach_agent
 
     living = find_living(run)
     chosen = parse_ranks(ranks, living.size) if ranks else list(range(living.size))

@@ -19,7 +19,7 @@ from argosy.core import DeadlinePassed, PeerLost
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str | None, everything: bool, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Stop RUN (default: `last`): SIGTERM, then SIGKILL after the grace period. Waits until it has ended."""
-    from argosy.process import StopRun, ask, find_living, list_runs, reach_agent
+    from argosy.supervise import StopRun, ask, find_living, list_runs, reach_agent
 
     check_seconds("grace", grace)
     if everything:
@@ -48,7 +48,7 @@ def report(names: list[str], daemons: bool, *, dry_run: bool, as_json: bool) -> 
 
 def wait_until_gone(directory: str, patience_s: float = 120.0) -> None:
     """Wait for the end of a run that was asked to stop."""
-    from argosy.process import list_runs
+    from argosy.supervise import list_runs
 
     deadline = time.monotonic() + patience_s
     while any(run.directory == directory for run in list_runs().runs):
@@ -63,7 +63,7 @@ def shut_down(patience_s: float = 120.0) -> bool:
     If daemons were killed, new ones start to remove the files that they left.
     """
     from argosy.fabric import runtime_dir
-    from argosy.process import end_daemons
+    from argosy.supervise import end_daemons
 
     lock = runtime_dir() / "warden.lock"
     deadline = time.monotonic() + patience_s

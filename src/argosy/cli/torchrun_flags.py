@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from argosy.core import ConfigError, parse_ranks
-from argosy.process import Stream
+from argosy.supervise import Stream
 
 IGNORED = {
     **dict.fromkeys(

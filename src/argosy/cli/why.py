@@ -9,7 +9,7 @@ import click
 from argosy.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
-    from argosy.process import Report, RunRecord, RunView
+    from argosy.supervise import Report, RunRecord, RunView
 
 COLOURS = {"healthy": "green", "done": "green", "running": None, "stopped": "yellow"}
 """Of the first line, by verdict; the others are red."""
@@ -20,7 +20,7 @@ COLOURS = {"healthy": "green", "done": "green", "running": None, "stopped": "yel
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(run: str, as_json: bool) -> None:
     """Explain RUN: what failed first, its last lines, where the ranks were, what was restarted, what to do next."""
-    from argosy.process import explain, find_run, read_facts, read_incidents, read_record
+    from argosy.supervise import explain, find_run, read_facts, read_incidents, read_record
 
     directory = find_run(run)
     view = look(directory, read_record(directory))
@@ -33,7 +33,7 @@ def command(run: str, as_json: bool) -> None:
 
 def look(directory: Path, record: "RunRecord") -> "RunView":
     """The run as its directory and the agent show it."""
-    from argosy.process import RunView, list_runs
+    from argosy.supervise import RunView, list_runs
 
     alive = list_runs(everywhere=True)
     living = next((each for each in alive.runs if each.directory == str(directory)), None)
@@ -68,7 +68,7 @@ def saved_step(directory: Path) -> int | None:
 
 def show(report: "Report") -> None:
     """Print the report; in a terminal long lines are wrapped, except for commands to copy."""
-    from argosy.process import sections
+    from argosy.supervise import sections
 
     *upper, commands = sections(report)
     for number, section in enumerate(upper):

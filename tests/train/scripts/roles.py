@@ -68,7 +68,7 @@ class Generator(Role):
 
 class Trainer(Role):
     @argosy.endpoint(idempotent=True)
-    def train(self, queue: Queue, judge: "argosy.process.Actor") -> str:
+    def train(self, queue: Queue, judge: "argosy.actors.Actor") -> str:
         with open(self.directory / f"built.{self.rank.index}", "a") as file:
             file.write(f"{os.getpid()}\n")
         run = argosy.Run(self.directory, seed=5, save_every=4)

@@ -1,0 +1,308 @@
+"""Decide about the processes of one host: what is started by whom, what is reported, what is left when a run is over.
+
+Pure: `react` takes the state, an event and `now`, changes the state and returns the effects to perform. It obeys the
+machines of runs (`run.py`) and decides nothing about what a run does next.
+
+H1  Every rank that a run ordered is reported as exited, once: also if it never came into being.
+H2  A process that is not the newest generation of its slot, or that nobody ordered, is killed.
+H3  A rank whose starter is gone is killed by its marks before it is started again: it may exist unseen.
+H4  A signal is sent once; to a rank that does not exist yet, when it does.
+"""
+
+from argosy.control.host_events import (
+    AskKernel,
+    ChildEnded,
+    ChildForked,
+    ChildRefused,
+    ChildSilent,
+    ForkRanks,
+    HostEffect,
+    HostEvent,
+    HostRecovered,
+    HostTick,
+    HostWakeAt,
+    KillTree,
+    ListenFor,
+    Ordered,
+    PageRead,
+    ProcessId,
+    Quit,
+    RemoveRun,
+    RunRemoved,
+    SendSignal,
+    SpawnZygote,
+    StoreListens,
+    ToRun,
+    WardenCame,
+    WardenLost,
+    ZygoteCame,
+    ZygoteLoaded,
+    ZygoteLost,
+    ZygoteRefused,
+    ZygoteSpawned,
+)
+from argosy.control.host_state import HostState, LocalRank, LocalRun
+from argosy.control.messages import (
+    AcceptRun,
+    Cleared,
+    ClearRun,
+    Exited,
+    KillRanks,
+    Noted,
+    OpenStore,
+    Order,
+    SignalRanks,
+    Started,
+    StartRanks,
+    StoreFailed,
+    StoreOpened,
+)
+from argosy.control.zygotes import (
+    RETURN_S,
+    give_up_zygote,
+    trim_zygotes,
+    want_zygote,
+    zygote_came,
+    zygote_loaded,
+    zygote_lost,
+)
+from argosy.core import RankId, WaitStatus
+
+REPORT_S = 1.0
+"""How long a parent has to report an exit before the kernel is asked."""
+UPKEEP_S = 2.0
+
+Effects = list[HostEffect]
+
+
+def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Effects]:
+    """Decide what follows from `event`; performs nothing. The state that was passed in is used up."""
+    out: Effects = []
+    match event:
+        case Ordered(run, AcceptRun(terms)):
+            state.runs.setdefault(run, LocalRun(terms, terms.key))
+            state.linger_s, state.idle_since = terms.linger_s, None
+        case Ordered(run, order):
+            if run in state.runs:
+                _obey(state, run, order, now, out)
+        case ChildForked() | ChildRefused() | ChildEnded() | ChildSilent() | PageRead():
+            _child(state, event, now, out)
+        case ZygoteSpawned(key, process):
+            if (zygote := state.zygotes.get(key)) is not None and zygote.phase == "spawned":
+                zygote.process = process
+        case ZygoteCame(key, process):
+            zygote_came(state, event, out)
+            _ask_again(state, key, process)
+            _start_waiting(state, now, out)
+        case ZygoteLoaded():
+            zygote_loaded(state, event, out)
+            _start_waiting(state, now, out)
+        case ZygoteLost(key, process):
+            if (zygote := state.zygotes.get(key)) is not None and zygote.process == process:
+                _forget_asked(state, key, out)
+            zygote_lost(state, event, out)
+            _start_waiting(state, now, out)
+        case WardenCame():
+            _ask_again(state, "", None)
+            _start_waiting(state, now, out)
+        case WardenLost():
+            _forget_asked(state, "", out)
+        case ZygoteRefused(key, reason):
+            give_up_zygote(state, key, f"the interpreter cannot be executed: {reason}", out)
+            _start_waiting(state, now, out)
+        case StoreListens(run, generation, port, reason):
+            if run in state.runs and state.runs[run].listening == generation:
+                state.runs[run].listening = None
+                report = StoreFailed(generation, reason) if reason else StoreOpened(generation, port)
+                out.append(ToRun(run, report))
+        case RunRemoved(run):
+            if state.runs.pop(run, None) is not None:
+                out.append(ToRun(run, Cleared()))
+                state.idle_since = None if state.runs else now
+                _tick(state, now, out)
+        case HostTick():
+            _tick(state, now, out)
+        case HostRecovered():
+            _recovered(state, now, out)
+            _tick(state, now, out)
+    return state, out
+
+
+def _recovered(state: HostState, now: float, out: Effects) -> None:
+    """Ask again for what will not be answered. Who started ranks says so when it connects (`_ask_again`)."""
+    for name, run in state.runs.items():
+        if run.listening is not None:
+            out.append(ListenFor(name, run.listening))
+        if run.removing:
+            out.append(RemoveRun(name))
+    for key, zygote in state.zygotes.items():
+        if zygote.process is None:
+            out.append(SpawnZygote(key))
+        else:
+            zygote.phase, zygote.awaited_until = "returning", now + RETURN_S
+
+
+def _tick(state: HostState, now: float, out: Effects) -> None:
+    for key in [key for key, z in state.zygotes.items() if z.phase == "returning" and now >= z.awaited_until]:
+        _forget_asked(state, key, out)
+        del state.zygotes[key]
+    for name, run in state.runs.items():
+        for local in run.ranks.values():
+            _ask_kernel_if_late(name, local, now, out)
+    trim_zygotes(state, out)
+    _start_waiting(state, now, out)
+    if state.runs:
+        out.append(HostWakeAt(now + UPKEEP_S))
+    elif state.idle_since is not None and now >= state.idle_since + state.linger_s:
+        if not state.quitting:
+            state.quitting = True
+            out.append(Quit())
+    elif state.idle_since is not None:
+        out.append(HostWakeAt(state.idle_since + state.linger_s))
+
+
+# --- orders of a run
+
+
+def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -> None:
+    run = state.runs[name]
+    match order:
+        case OpenStore(generation):
+            run.listening = generation
+            out.append(ListenFor(name, generation))
+        case StartRanks(view, ranks, port):
+            run.view = view
+            for rank in ranks:
+                known = run.ranks.get(rank.index)
+                if known is None or known.rank.generation < rank.generation:
+                    run.ranks[rank.index] = LocalRank(rank, port)
+            _start_waiting(state, now, out)
+        case SignalRanks(ranks, number):
+            for local in _those(run, ranks):
+                _signal(name, local, number, out)
+        case KillRanks(ranks):
+            for rank in ranks:
+                local = run.ranks.get(rank.index)
+                if local is None or local.rank != rank:
+                    out.append(KillTree(name, rank))  # H2
+                elif local.phase == "waiting":
+                    _ended(name, local, Exited(rank, WaitStatus(signal=9)), out)
+                elif local.phase != "ended":
+                    local.doomed = True
+                    out.append(KillTree(name, rank))
+        case ClearRun():
+            run.removing = True
+            out.append(RemoveRun(name))
+        case AcceptRun():
+            pass  # It was.
+
+
+def _signal(name: str, local: LocalRank, number: int, out: Effects) -> None:
+    if local.phase == "waiting":
+        _ended(name, local, Exited(local.rank, WaitStatus(signal=number)), out)
+    elif local.phase == "asked":
+        local.signal = number
+    elif local.phase == "running":
+        out.append(SendSignal(name, local.rank, number))
+
+
+def _start_waiting(state: HostState, now: float, out: Effects) -> None:
+    """Start the ranks that wait, as far as there is somebody to start them."""
+    for name, run in state.runs.items():
+        waiting = [local for local in run.ranks.values() if local.phase == "waiting"]
+        if not waiting or (run.key and want_zygote(state, run.key, now, out) is None):
+            continue
+        for local in waiting:
+            local.phase = "asked"
+        out.append(ForkRanks(run.key, name, tuple(local.rank for local in waiting), waiting[0].port))
+
+
+def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
+    """Whoever was to start ranks is back: it may not have heard of it. It answers what it did already."""
+    zygote = state.zygotes.get(key)
+    if key and (zygote is None or zygote.process != process or zygote.phase != "ready"):
+        return
+    for _, local in _asked(state, key):
+        local.phase = "waiting"
+
+
+def _forget_asked(state: HostState, key: str, out: Effects) -> None:
+    """Whoever was to start ranks is gone: they wait again."""
+    for name, local in _asked(state, key):
+        out.append(KillTree(name, local.rank))  # H3
+        local.phase = "waiting"
+        if local.doomed or local.signal:
+            _ended(name, local, Exited(local.rank, WaitStatus(signal=local.signal or 9)), out)
+
+
+def _asked(state: HostState, key: str) -> list[tuple[str, LocalRank]]:
+    runs = [(name, run) for name, run in state.runs.items() if run.key == key]
+    return [(name, local) for name, run in runs for local in run.ranks.values() if local.phase == "asked"]
+
+
+# --- children
+
+
+def _child(
+    state: HostState,
+    event: ChildForked | ChildRefused | ChildEnded | ChildSilent | PageRead,
+    now: float,
+    out: Effects,
+) -> None:
+    run = state.runs.get(event.run)
+    local = None if run is None else run.ranks.get(event.rank.index)
+    if local is None or local.rank != event.rank or local.phase == "ended":
+        if isinstance(event, ChildForked):
+            out.append(KillTree(event.run, event.rank))  # H2
+        return
+    match event:
+        case ChildForked(process=process):
+            _forked(event.run, local, process, now, out)
+        case ChildRefused():
+            if local.phase == "asked":
+                _ended(event.run, local, Exited(local.rank, WaitStatus(code=127)), out)
+        case ChildEnded(status=status):
+            lived_s = now - local.started_at if local.process is not None else 0.0
+            exited = Exited(local.rank, status, lived_s, event.oom, event.cpu_s, event.max_rss_bytes)
+            _ended(event.run, local, exited, out)
+        case ChildSilent():
+            local.dead_at = now
+            out.append(HostWakeAt(now + REPORT_S))
+        case PageRead():
+            noted = (event.flags, min(event.steps, 2), event.collectives)
+            if noted != local.noted:
+                local.noted = noted
+                out.append(ToRun(event.run, Noted(local.rank, *noted)))
+
+
+def _forked(name: str, local: LocalRank, process: ProcessId, now: float, out: Effects) -> None:
+    if local.phase == "running":
+        if local.process != process:  # H2: two starters made one each.
+            out.append(KillTree(name, local.rank))
+        return
+    local.phase, local.process, local.started_at = "running", process, now
+    out.append(ToRun(name, Started(local.rank, process.pid)))
+    if local.doomed:
+        out.append(KillTree(name, local.rank))
+    elif local.signal:
+        out.append(SendSignal(name, local.rank, local.signal))  # H4
+
+
+def _ended(name: str, local: LocalRank, exited: Exited, out: Effects) -> None:
+    """Report the end of a rank (H1)."""
+    local.phase, local.process, local.dead_at = "ended", None, None
+    out.append(ToRun(name, exited))
+
+
+def _ask_kernel_if_late(name: str, local: LocalRank, now: float, out: Effects) -> None:
+    if local.dead_at is None or local.phase == "ended":
+        return
+    if now >= local.dead_at + REPORT_S:
+        local.dead_at = now
+        out.append(AskKernel(name, local.rank))
+    out.append(HostWakeAt(local.dead_at + REPORT_S))
+
+
+def _those(run: LocalRun, ranks: tuple[RankId, ...]) -> list[LocalRank]:
+    found = (run.ranks.get(rank.index) for rank in ranks)
+    return [local for local, rank in zip(found, ranks, strict=True) if local is not None and local.rank == rank]

@@ -1,0 +1,63 @@
+"""What decisions about the processes of one host depend on."""
+
+from typing import Literal
+
+import msgspec
+
+from argosy.control.host_events import ProcessId
+from argosy.control.messages import Terms
+from argosy.core import RankId
+
+
+class LocalRank(msgspec.Struct):
+    """A rank on this host: the newest generation of its slot that was ordered."""
+
+    rank: RankId
+    port: int
+    phase: Literal["waiting", "asked", "running", "ended"] = "waiting"
+    """waiting: for its zygote; asked: somebody was told to start it; running: its process exists."""
+    process: ProcessId | None = None
+    started_at: float = 0.0
+    signal: int = 0
+    """To be sent as soon as the process exists."""
+    doomed: bool = False
+    """To be killed as soon as the process exists."""
+    dead_at: float | None = None
+    """Since when the kernel says that it is dead, while nobody has reported its exit."""
+    noted: tuple[int, int, bool] = (0, 0, False)
+
+
+class LocalRun(msgspec.Struct):
+    """A run as one of its hosts knows it."""
+
+    terms: Terms
+    key: str
+    """The zygote that forks its ranks; empty if they are executed."""
+    ranks: dict[int, LocalRank] = {}
+    view: int = 0
+    listening: int | None = None
+    """The generation whose store is being opened."""
+    removing: bool = False
+
+
+class Zygote(msgspec.Struct):
+    """A zygote of this host."""
+
+    entries: tuple[str, ...]
+    phase: Literal["spawned", "importing", "ready", "returning"] = "spawned"
+    """returning: an earlier agent had it, and it has not connected again yet."""
+    process: ProcessId | None = None
+    tries: int = 1
+    used_at: float = 0.0
+    awaited_until: float = 0.0
+
+
+class HostState(msgspec.Struct):
+    """Everything that decisions about a host depend on. `react` changes it in place."""
+
+    runs: dict[str, LocalRun] = {}
+    zygotes: dict[str, Zygote] = {}
+    linger_s: float = 600.0
+    idle_since: float | None = None
+    """None while there is a run."""
+    quitting: bool = False

@@ -1,0 +1,123 @@
+"""What one `argosy run` asks for, and the environment that each of its ranks gets."""
+
+from typing import Literal
+
+import msgspec
+
+from argosy.control.restart import Restart
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a run, as the client describes it to the agent. Secrets are not in here."""
+
+    name: str
+    directory: str
+    argv: list[str]
+    kind: Literal["script", "module", "program"]
+    target: str
+    args: list[str]
+    python: list[str]
+    """Interpreter and flags of the ranks."""
+    dims: dict[str, int]
+    alone: bool = False
+    """No number of ranks was given: the process gets none of torchrun's variables, as under `python script.py`."""
+    cwd: str
+    umask: int
+    preload: list[str] = []
+    key: str = ""
+    """Names the zygote that serves this launch."""
+    fingerprint: str = ""
+    """Of the installed packages."""
+    restart: Restart
+    spares: int = 0
+    """Processes that the zygote keeps forked, ready to be the ranks that are replaced next."""
+    grace_s: float = 30.0
+    hang_after_s: float = 30.0
+    hang_timeout_s: float | None = None
+    threads: int = 0
+    """Intra-op threads per rank; 0 leaves the choice to the rank's own libraries."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    role: str = "default"
+    devices: list[str] = []
+    """The only device that each rank sees, as its first; empty: all see all."""
+    logs: str = ""
+    """Another directory for the ranks' output than the run's own."""
+    one_file: bool = False
+    """stderr goes to the file of stdout: where both are shown as one, they keep their order."""
+    log_bytes_max: int = 256 << 20
+    fresh: bool = False
+    """The directory was not asked for: if it exists the agent takes the next free name, one launch at a time."""
+    detached: bool = False
+    linger_s: float = 600.0
+    store: bool = True
+    """Serve torch's store for the ranks; False where this interpreter has no torch."""
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for extent in self.dims.values():
+            size *= extent
+        return size
+
+
+def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
+    """Argosy's own variables, and unless the launch is `alone` those that torchrun sets, with its meanings."""
+    own = {
+        "ARGOSY_RUN_DIR": launch.directory,
+        "ARGOSY_MESH": "main",
+        "ARGOSY_GENERATION": str(generation),
+        "ARGOSY_ALONE": "1" if launch.alone else "",  # Always set: a run may be launched from within another one.
+    }
+    if launch.alone:
+        return own
+    size, rank = str(launch.size), str(index)
+    device = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": launch.devices[index]} if launch.devices else {}
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "ROLE_RANK": rank,
+        "GROUP_RANK": "0",
+        "ROLE_NAME": launch.role,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": launch.master_addr,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch.restart.max_restarts or 0),
+        "TORCHELASTIC_RUN_ID": launch.name,
+        "TORCHELASTIC_USE_AGENT_STORE": str(launch.store),
+        **own,
+        **device,
+    }
+
+
+def rank_defaults(launch: Launch) -> dict[str, str]:
+    """Variables for a rank that the user's own values override."""
+    defaults: dict[str, str] = {}
+    if not launch.alone:
+        defaults = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    if launch.threads:
+        defaults["OMP_NUM_THREADS"] = str(launch.threads)
+    elif launch.size > 1:
+        defaults["OMP_NUM_THREADS"] = "1"
+    return defaults
+
+
+def arguments(launch: Launch, local_rank: int) -> list[str]:
+    """The script's arguments; torchrun fills in `${local_rank}`."""
+    return launch.args if launch.alone else [arg.replace("${local_rank}", str(local_rank)) for arg in launch.args]
+
+
+def command(launch: Launch, local_rank: int) -> list[str]:
+    """What an executed rank executes."""
+    args = arguments(launch, local_rank)
+    if launch.kind == "program":
+        return [launch.target, *args]
+    return [*launch.python, *(["-m"] if launch.kind == "module" else []), launch.target, *args]

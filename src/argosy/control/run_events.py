@@ -1,0 +1,101 @@
+"""What one run's machine hears (`RunEvent`) and asks for (`RunEffect`)."""
+
+import msgspec
+
+from argosy.control import facts
+from argosy.control.messages import Order, Report
+from argosy.core import RankId
+
+# --- events
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Start the run."""
+
+
+class FromHost(msgspec.Struct, frozen=True, tag=True):
+    """A host reports."""
+
+    host: str
+    report: Report
+
+
+class StopWanted(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants the run to end; the second time it is killed."""
+
+    by: str
+    signal: int
+    grace_s: float | None = None
+
+
+class Leased(msgspec.Struct, frozen=True, tag=True):
+    """The run's client is there (None), or is gone and may come back until a time."""
+
+    until: float | None = None
+
+
+class Hung(msgspec.Struct, frozen=True, tag=True):
+    """Rank `index` holds the run up for longer than is tolerated; evidence was taken."""
+
+    index: int
+    summary: str
+
+
+class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
+    """The incident that was asked for is on disk, or could not be taken."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The run cannot proceed for a reason of Argosy's own, such as a zygote that does not start."""
+
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Time passed; asked for by `WakeAt`."""
+
+
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """The agent is a new one: what was under way in the old one is lost, and with it the answers."""
+
+
+RunEvent = Begin | FromHost | StopWanted | Leased | Hung | EvidenceTaken | Broken | Tick | Recovered
+
+
+# --- effects
+
+
+class ToHost(msgspec.Struct, frozen=True, tag=True):
+    """Send an order to a host."""
+
+    host: str
+    order: Order
+
+
+class TakeEvidence(msgspec.Struct, frozen=True, tag=True):
+    """Write an incident about the failure of `first`; answered by `EvidenceTaken`."""
+
+    first: RankId
+    cause: str
+
+
+class Record(msgspec.Struct, frozen=True, tag=True):
+    """Append a fact to the run's journal and tell who listens."""
+
+    fact: facts.AnyFact
+
+
+class WakeAt(msgspec.Struct, frozen=True, tag=True):
+    """Send a `Tick` at this time."""
+
+    at: float
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The run is over."""
+
+    code: int
+    reason: str
+
+
+RunEffect = ToHost | TakeEvidence | Record | WakeAt | Finish

@@ -1,0 +1,132 @@
+"""What decisions about one run depend on, with the counters that make an event about one rank cost O(1)."""
+
+import msgspec
+
+from argosy.control.messages import Terms
+from argosy.control.restart import Budget, Restart
+from argosy.core import RankId, WaitStatus
+from argosy.observe import Flag
+
+MANAGED, GROUPED = int(Flag.RUN_MANAGED), int(Flag.PROCESS_GROUP)
+HOPELESS, SERVED, ANEW = int(Flag.HOPELESS), int(Flag.SERVED), int(Flag.ANEW)
+
+
+class Slot(msgspec.Struct):
+    """One place of the run, through its generations."""
+
+    host: str
+    generation: int = 0
+    pid: int = 0
+    """0 unless its process is known to be alive."""
+    starting: bool = False
+    """Its process was asked for and nobody has said yet that it exists."""
+    asked: bool = False
+    """Argosy told this generation to stop."""
+    status: WaitStatus | None = None
+    takedown: int = 0
+    """The number of the takedown that this slot is part of, or 0."""
+    flags: int = 0
+    """Those of `observe.Flag`, as a plain number: asked for at every event."""
+    steps: int = 0
+    collectives: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.pid != 0 or self.starting
+
+    @property
+    def moved(self) -> bool:
+        """Whether the rank did what it is there for."""
+        return bool(self.steps or self.collectives or self.flags & SERVED)
+
+
+class Takedown(msgspec.Struct):
+    """A set of ranks that is being stopped: to be replaced, or for good when `final`."""
+
+    ranks: set[int]
+    cause: str
+    final: bool = False
+    code: int = 0
+    start_at: float = 0.0
+    signal: int = 15
+    grace_s: float | None = None
+    """None: the run's own."""
+    number: int = 0
+    alive: set[int] = set()
+    evidence: RankId | None = None
+    """Whose failure is being looked into; nobody is stopped meanwhile."""
+    evidence_until: float = 0.0
+    kill_at: float | None = None
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    """Everything that decisions about a run depend on. `react` changes it in place."""
+
+    launch: int
+    dims: dict[str, int]
+    restart: Restart
+    grace_s: float
+    slots: list[Slot]
+    hosts: list[str]
+    terms: Terms = Terms()
+    view: int = 0
+    """Numbers the memberships of the run: it grows whenever ranks are started."""
+    began: bool = False
+    ended: bool = False
+    alive: int = 0
+    opening: set[int] = set()
+    """Slots that are started as soon as their store listens."""
+    port: int = 0
+    store_generation: int = -1
+    takedowns: dict[int, Takedown] = {}
+    takedowns_made: int = 0
+    final: int = 0
+    """The number of the takedown that ends the run, or 0."""
+    budget: Budget = Budget()
+    lease_until: float | None = None
+    """When the run is stopped unless its client comes back; None while there is a client, or none is needed."""
+    clearing: set[str] = set()
+    """Hosts that have not cleared up yet."""
+    outcome: tuple[int, str, float] | None = None
+    """Exit code, reason, and the time until which hosts may clear up, once every rank is gone."""
+    managed: int = 0
+    grouped: int = 0
+    hopeless: int = 0
+    """How many slots show these flags."""
+    moved: dict[int, int] = {}
+    """How many slots of a generation have moved."""
+
+    def rank(self, index: int) -> RankId:
+        return RankId("main", index, self.slots[index].generation)
+
+    def note(self, slot: Slot, flags: int, steps: int, collectives: bool) -> None:
+        """Take in what a rank's page shows, and keep the counters."""
+        self._count(slot, -1)
+        slot.flags, slot.steps, slot.collectives = flags, steps, collectives
+        self._count(slot, 1)
+
+    def _count(self, slot: Slot, sign: int) -> None:
+        flags = slot.flags
+        if flags & MANAGED:
+            self.managed += sign
+        if flags & GROUPED:
+            self.grouped += sign
+        if flags & HOPELESS:
+            self.hopeless += sign
+        if slot.moved:
+            self.moved[slot.generation] = self.moved.get(slot.generation, 0) + sign
+
+    def renew(self, index: int, generation: int) -> None:
+        """Give a slot whose process is gone its next generation, which is about to start."""
+        slot = self.slots[index]
+        self.note(slot, 0, 0, False)
+        slot.generation, slot.starting, slot.asked, slot.status, slot.takedown = generation, True, False, None, 0
+        self.alive += 1
+
+    def leave(self, index: int, status: WaitStatus | None) -> None:
+        """A slot's process is gone, or never came into being."""
+        slot = self.slots[index]
+        slot.pid, slot.starting, slot.status = 0, False, status
+        self.alive -= 1
+        if slot.takedown:
+            self.takedowns[slot.takedown].alive.discard(index)

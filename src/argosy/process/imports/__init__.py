@@ -1,1 +1,0 @@
-"""Which packages a script will import, read from its source."""

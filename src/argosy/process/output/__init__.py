@@ -1,1 +1,0 @@
-"""What ranks write: bounded files, tails, one readable stream."""

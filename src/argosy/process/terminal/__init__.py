@@ -1,1 +1,0 @@
-"""The user's side: reaching the agent, a run in the foreground."""

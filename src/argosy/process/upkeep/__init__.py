@@ -1,1 +1,0 @@
-"""The machine and the leftovers: `argosy doctor` and `argosy clean`."""

@@ -1,0 +1,68 @@
+"""The processes of a host: warden, agent, zygotes, ranks, their output, and evidence about them."""
+
+from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
+
+if TYPE_CHECKING:
+    from argosy.supervise.agent.runs_without_agent import ended_ranks as ended_ranks
+    from argosy.supervise.agent_client import ask as ask
+    from argosy.supervise.agent_client import connect_agent as connect_agent
+    from argosy.supervise.agent_client import end_daemons as end_daemons
+    from argosy.supervise.agent_client import find_living as find_living
+    from argosy.supervise.agent_client import list_runs as list_runs
+    from argosy.supervise.agent_client import reach_agent as reach_agent
+    from argosy.supervise.agent_client import rejoin as rejoin
+    from argosy.supervise.agent_client import submit as submit
+    from argosy.supervise.cgroup import find_parent as find_parent
+    from argosy.supervise.cgroup import own_cgroup as own_cgroup
+    from argosy.supervise.environment import open_environment as open_environment
+    from argosy.supervise.environment import own_limits as own_limits
+    from argosy.supervise.environment import seal_environment as seal_environment
+    from argosy.supervise.evidence.incident import is_connection_error as is_connection_error
+    from argosy.supervise.evidence.incident import read_incidents as read_incidents
+    from argosy.supervise.evidence.proc_sample import exception_line as exception_line
+    from argosy.supervise.evidence.proc_sample import last_traceback as last_traceback
+    from argosy.supervise.evidence.stacks import find_py_spy as find_py_spy
+    from argosy.supervise.evidence.why import Report as Report
+    from argosy.supervise.evidence.why import RunView as RunView
+    from argosy.supervise.evidence.why import explain as explain
+    from argosy.supervise.evidence.why import sections as sections
+    from argosy.supervise.imports.scan import TORCH as TORCH
+    from argosy.supervise.imports.scan import fingerprint as fingerprint
+    from argosy.supervise.imports.scan import scan as scan
+    from argosy.supervise.imports.zygote_key import zygote_key as zygote_key
+    from argosy.supervise.messages import Environment as Environment
+    from argosy.supervise.messages import GetEnvironment as GetEnvironment
+    from argosy.supervise.messages import Happened as Happened
+    from argosy.supervise.messages import ListRuns as ListRuns
+    from argosy.supervise.messages import Notice as Notice
+    from argosy.supervise.messages import RankInfo as RankInfo
+    from argosy.supervise.messages import Refused as Refused
+    from argosy.supervise.messages import Runs as Runs
+    from argosy.supervise.messages import Shutdown as Shutdown
+    from argosy.supervise.messages import SignalRun as SignalRun
+    from argosy.supervise.messages import Stacks as Stacks
+    from argosy.supervise.messages import StopRun as StopRun
+    from argosy.supervise.messages import TakeStacks as TakeStacks
+    from argosy.supervise.messages import ToClient as ToClient
+    from argosy.supervise.messages import Welcome as Welcome
+    from argosy.supervise.output.follower import Follower as Follower
+    from argosy.supervise.output.stream import Out as Out
+    from argosy.supervise.output.stream import Stream as Stream
+    from argosy.supervise.records.owner import Owner as Owner
+    from argosy.supervise.records.owner import is_inhabited as is_inhabited
+    from argosy.supervise.records.owner import lock_runtime as lock_runtime
+    from argosy.supervise.records.owner import read_owner as read_owner
+    from argosy.supervise.records.rundir import RunRecord as RunRecord
+    from argosy.supervise.records.rundir import default_name as default_name
+    from argosy.supervise.records.rundir import find_run as find_run
+    from argosy.supervise.records.rundir import forget_run as forget_run
+    from argosy.supervise.records.rundir import indexed_runs as indexed_runs
+    from argosy.supervise.records.rundir import logs_directory as logs_directory
+    from argosy.supervise.records.rundir import read_facts as read_facts
+    from argosy.supervise.records.rundir import read_record as read_record
+    from argosy.supervise.records.rundir import started_ranks as started_ranks
+    from argosy.supervise.records.rundir import write_atomically as write_atomically
+
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,1 @@
+"""Warden and agent."""

@@ -1,0 +1,93 @@
+"""What a rank leaves on the host besides its process: a cgroup, a progress page, descendants. How all of it ends."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from argosy.core import RankId
+from argosy.supervise.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
+from argosy.supervise.messages import Child
+from argosy.supervise.processes import send_signal
+
+LEAVE_S = 0.5
+KILLED_S = 1.0
+
+
+class Traces:
+    """Those of the ranks of one run."""
+
+    def __init__(self, run: str, memory: Path, cgroup: Path | None) -> None:
+        self._run, self._memory, self._cgroup = run, memory, cgroup
+
+    def prepare(self, rank: RankId) -> str:
+        """Make the rank's cgroup; the empty string where there are none.
+
+        Of those who had its place only the last one's page is kept: a long run replaces many.
+        """
+        for past in self._memory.glob(f"{rank.index}.{rank.generation - 2}.page*"):
+            past.unlink(missing_ok=True)
+        return make_leaf(self._cgroup, self._name(rank))
+
+    def page(self, rank: RankId) -> str:
+        """The file of the rank's progress page."""
+        return str(self._memory / f"{rank.index}.{rank.generation}.page")
+
+    def kill(self, children: Mapping[RankId, Child | None]) -> None:
+        """End ranks, also those whose process is not known. Descendants that hide are left to `sweep`."""
+        for rank, child in children.items():
+            if leaf := self.leaf(rank):
+                kill_leaf(leaf)
+            if child is not None and send_signal(child.born, 9):
+                with contextlib.suppress(OSError):
+                    os.killpg(child.born.pid, signal.SIGKILL)
+
+    def sweep(self, ranks: Iterable[RankId]) -> None:
+        """Kill whatever of these ranks can be found by its mark; where there are cgroups nothing hides. May block."""
+        if self._cgroup is None:
+            kill_marked({f"{self._run}/{rank}": self.page(rank) for rank in ranks})
+
+    def clear(self, children: Mapping[RankId, Child]) -> None:
+        """Kill what ranks left behind, and remove their cgroups. Blocks for a second at most.
+
+        Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
+        remove the semaphores that the rank leaked.
+        """
+        if self._cgroup is None:
+            groups = [child.born.pid for child in children.values()]
+            if any(_has_group(group) for group in groups):
+                time.sleep(LEAVE_S)
+            for group in groups:
+                with contextlib.suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
+            self.sweep(children)
+            return
+        leaves = self._remove({self.leaf(rank) for rank in children}, LEAVE_S)
+        for leaf in leaves:
+            kill_leaf(leaf)
+        self._remove(leaves, KILLED_S)
+
+    def _remove(self, leaves: set[str], patience_s: float) -> set[str]:
+        """Remove the cgroups that are or become empty; returns those that do not."""
+        deadline = time.monotonic() + patience_s
+        while leaves := {leaf for leaf in leaves if not remove_leaf(leaf)}:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        return leaves
+
+    def leaf(self, rank: RankId) -> str:
+        return "" if self._cgroup is None else str(self._cgroup / self._name(rank))
+
+    def _name(self, rank: RankId) -> str:
+        return f"{self._run}-{rank.index}.{rank.generation}"
+
+
+def _has_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    return True

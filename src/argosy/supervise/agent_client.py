@@ -1,0 +1,215 @@
+"""How a command reaches the agent of this host, starting warden and agent if there are none."""
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from argosy.control import Launch
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.fabric import Link, connect, runtime_dir
+from argosy.supervise.agent.runs_without_agent import runs_between
+from argosy.supervise.daemons import start_warden
+from argosy.supervise.messages import (
+    LaunchRun,
+    ListRuns,
+    Message,
+    RankInfo,
+    Refused,
+    RunInfo,
+    Runs,
+    Shutdown,
+    ToClient,
+    WatchRun,
+    Welcome,
+    to_client,
+)
+from argosy.supervise.records.owner import is_elsewhere, read_owner
+from argosy.supervise.records.rundir import find_run, indexed_runs, read_record
+
+START_S = 20.0
+FILES_MIN = 64
+ANSWER_S = 30.0
+
+
+def connect_agent(runtime: Path | None = None) -> Link[ToClient]:
+    """Connect to the agent.
+
+    Raises:
+        PeerLost: there is none.
+    """
+    return connect((runtime or runtime_dir()) / "agent.sock", to_client, "the agent")
+
+
+def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
+    """Connect to the agent; start warden and agent if none answers for `start_after_s`.
+
+    Raises:
+        DeadlinePassed: they did not come up.
+    """
+    runtime = runtime_dir()
+    deadline = time.monotonic() + START_S
+    start_at = time.monotonic() + start_after_s
+    while True:
+        try:
+            return connect_agent(runtime)
+        except PeerLost:
+            if time.monotonic() > deadline:
+                hint = f"what they said is in {runtime}/*.out"
+                raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=hint) from None
+        if time.monotonic() >= start_at:
+            start_at = time.monotonic() + 5.0
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            if most < FILES_MIN:
+                raise ConfigError(
+                    f"at most {most} files may be open, Argosy's daemons need {FILES_MIN}", hint="ulimit -n 1024"
+                )
+            start_warden(runtime)
+        time.sleep(0.005)
+
+
+def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout_s: float = ANSWER_S) -> ToClient:
+    """Send one question and return its answer.
+
+    Raises:
+        ConfigError: the agent refused.
+    """
+    link.send(message, fds)
+    answer, _ = link.wait(timeout_s)
+    if isinstance(answer, Refused):
+        raise ConfigError(answer.reason, hint=answer.hint)
+    return answer
+
+
+def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]:
+    """Start a run. If the agent, or the last launch in the directory, is just ending, wait for that.
+
+    `fds` are the sealed environment and, if the run has one, standard input.
+    """
+    deadline = time.monotonic() + START_S
+    while True:
+        link = reach_agent()
+        try:
+            link.send(LaunchRun(launch, stdin=len(fds) > 1), fds)
+            answer, _ = link.wait(ANSWER_S)
+            if isinstance(answer, Welcome):
+                return link, answer
+        except PeerLost:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            assert isinstance(answer, Refused)
+            if not answer.later or time.monotonic() > deadline:
+                raise ConfigError(answer.reason, hint=answer.hint)
+        link.close()
+        time.sleep(0.05)
+
+
+def rejoin(welcome: Welcome, give_up: Callable[[], bool] = lambda: False) -> Link[ToClient] | None:
+    """The agent is gone: watch the run through the next one; None if it ended, or no agent came."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and not give_up():
+        try:
+            link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
+            link.send(WatchRun(welcome.run, lease=True))
+            answer, _ = link.wait(5.0)
+        except ArgosyError:
+            time.sleep(0.02)
+            continue
+        if isinstance(answer, Welcome):
+            return link
+        link.close()
+        break
+    return None
+
+
+def end_daemons(by: str, timeout_s: float) -> None:
+    """Let the daemons stop all runs and end, and wait for that.
+
+    Raises:
+        PeerLost: they are being killed; what they left is there for the next ones to remove.
+        DeadlinePassed: they have not ended.
+    """
+    agent = reach_agent()
+    warden = connect(runtime_dir() / "warden.sock", to_client, "the warden")
+    try:
+        ask(agent, Shutdown(by))
+        with contextlib.suppress(PeerLost):
+            warden.wait(timeout_s)  # It says nothing, and closes the link when it ends.
+    finally:
+        agent.close()
+        warden.close()
+
+
+def list_runs(*, everywhere: bool = False) -> Runs:
+    """What is alive on this host; between two agents the runs whose ranks live, and no daemons.
+
+    `everywhere` adds the runs of the index that are alive under another runtime directory.
+
+    Raises:
+        ConfigError: the runtime directory is somebody else's.
+    """
+    alive = _ask_runs(runtime_dir())
+    if everywhere:
+        known = {run.directory for run in alive.runs}
+        others = [directory for _, directory in indexed_runs() if str(directory) not in known]
+        alive.runs.extend(run for directory in others if (run := _run_elsewhere(directory)) is not None)
+    return alive
+
+
+def _ask_runs(runtime: Path, timeout_s: float = ANSWER_S) -> Runs:
+    with contextlib.suppress(PeerLost):
+        link = connect_agent(runtime)
+        try:
+            answer = ask(link, ListRuns(), timeout_s=timeout_s)
+        finally:
+            link.close()
+        assert isinstance(answer, Runs)
+        return answer
+    return Runs(runs_between(runtime), [])
+
+
+def _run_elsewhere(directory: Path) -> RunInfo | None:
+    """The run as the agent of another runtime directory knows it; None if there is none."""
+    owner = read_owner(directory)
+    if owner is None or owner.host != os.uname().nodename or not is_elsewhere(owner, runtime_dir()):
+        return None
+    try:
+        there = _ask_runs(Path(owner.runtime), timeout_s=5.0).runs
+        found = next((run for run in there if run.run == owner.run), None)
+    except ArgosyError:  # It does not answer, or is of another version.
+        record = read_record(directory)
+        ranks = [RankInfo(index, 0, 0, "unknown") for index in range(record.size)]
+        found = RunInfo(owner.run, record.name, str(directory), "unknown", record.size, record.started_at, False, ranks)
+    return found and msgspec.structs.replace(found, state=f"{found.state} under {owner.runtime}")
+
+
+def find_living(text: str) -> RunInfo:
+    """The living run that `text` names: see `find_run`.
+
+    Raises:
+        ConfigError: there is no such run, it has ended, or it is not under this runtime directory.
+    """
+    living = list_runs().runs
+    try:
+        directory = find_run(text)
+    except ConfigError:  # Its directory may be gone.
+        if len(named := [run for run in living if run.name == text]) == 1:
+            return named[0]
+        raise
+    for run in living:
+        if run.directory == str(directory):
+            return run
+    owner = read_owner(directory)
+    if owner is not None and is_elsewhere(owner, runtime_dir()):
+        raise ConfigError(
+            f"the run is on {owner.host} under {owner.runtime}: {text}",
+            hint=f"there it is reached by `{owner.command('ps', runtime_dir())}`",
+        )
+    raise ConfigError(
+        f"the run is not alive: {text}", hint=f"`argosy why {text}` tells how it ended, `argosy ps` lists the living"
+    )

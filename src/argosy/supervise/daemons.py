@@ -1,0 +1,42 @@
+"""How the daemons are executed: by their function, in an interpreter like this one."""
+
+import atexit
+import subprocess
+import sys
+from pathlib import Path
+
+from argosy.fabric import make_runtime
+
+_started: "list[subprocess.Popen[bytes]]" = []
+
+
+@atexit.register
+def _leave_behind() -> None:
+    for started in _started:
+        if started.poll() is None:
+            started.returncode = 0  # It outlives us on purpose: no warning about that.
+
+
+def daemon_argv(module: str, *args: str) -> list[str]:
+    """The command line of a daemon whose `main` is in `argosy.supervise.agent.<module>`."""
+    return [sys.executable, "-c", f"from argosy.supervise.agent.{module} import main; main()", *args]
+
+
+def start_warden(runtime: Path, agent_pid: int = 0) -> None:
+    """Start a warden that outlives the caller; it leaves at once if there is one already.
+
+    An agent that starts one names itself, and is waited for: a second agent would take its runs.
+    """
+    for earlier in _started:
+        earlier.poll()  # A caller that lives long is their parent.
+    make_runtime(runtime)  # A leaving warden may just have removed it.
+    with open(runtime / "warden.out", "ab") as out:
+        started = subprocess.Popen(
+            daemon_argv("warden", str(runtime), str(agent_pid)),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            start_new_session=True,
+        )
+    _started.append(started)

@@ -1,0 +1,1 @@
+"""Stacks, hangs, incidents, and why a run ended."""

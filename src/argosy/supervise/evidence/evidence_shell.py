@@ -1,0 +1,265 @@
+"""Evidence about one run: incidents when a rank fails, and the watch for hangs. The shell around the pure parts.
+
+Nothing here blocks: `poll` is called by the agent's loop, often while stacks are being taken, else four times a second.
+Logs are read and incidents are written in the background.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from argosy.control import facts
+from argosy.core import RankId, WaitStatus
+from argosy.observe import Flag
+from argosy.supervise.agent import root
+from argosy.supervise.evidence.frames import Stack
+from argosy.supervise.evidence.hang_samples import Tracker, Watch
+from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect
+from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
+from argosy.supervise.evidence.incident import (
+    Exit,
+    Incident,
+    crash_incident,
+    first_failure,
+    incident_id,
+    summarise,
+    write_incident,
+)
+from argosy.supervise.evidence.proc_sample import error_file_text, log_tail, read_proc
+from argosy.supervise.evidence.stacks import Taking, Target
+
+if TYPE_CHECKING:
+    from argosy.supervise.agent.running import Running
+
+SAMPLE_S = 0.25
+FAST_S = 0.003
+EVIDENCE_S = 5.0
+
+
+class Inquest:
+    """What is being found out about a run."""
+
+    def __init__(self, run: "Running") -> None:
+        self._run = run
+        self._tracker = Tracker()
+        self._watch = Watch(HangPolicy(hang_after_s=run.launch.hang_after_s))
+        self._exits: list[Exit] = []
+        self._taking: Taking | None = None
+        self._suspect: Suspect | None = None
+        self._crash: tuple[RankId, str] | None = None
+        self._hang: tuple[Hang, Incident] | None = None
+        self._sampled_at = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether stacks are being taken right now."""
+        return self._taking is not None
+
+    def started(self, rank: RankId) -> None:
+        """A new process is to be watched."""
+        self._tracker.started(rank.index, time.monotonic())
+        self._exits = [exit for exit in self._exits if exit.rank.index != rank.index]  # Of an earlier generation.
+        self._hang = None
+
+    def recover(self, exits: Sequence[Exit]) -> None:
+        """Take over the exits that an earlier agent saw and has not written an incident about."""
+        self._exits = list(exits)
+
+    def exited(self, rank: RankId, status: WaitStatus, oom: str, now: float) -> None:
+        """A process ended; its log is read when an incident is written."""
+        self._tracker.exited(rank.index, status)
+        asked = self._run.state.slots[rank.index].asked
+        self._exits.append(Exit(rank=rank, status=status, at=now, asked=asked, oom=oom))
+
+    def take(self, first: RankId, cause: str) -> None:
+        """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
+        self._conclude()
+        self._crash = (first, cause)
+        # Ranks that wait for a replacement live on: faulthandler reads the frames of threads that run, and at times
+        # crashes over one. A run tells itself where its ranks were.
+        own = {rank.index for rank, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
+        targets = [target for target in self._targets() if target.index not in own]
+        self._taking = Taking(targets, time.monotonic(), deadline_s=EVIDENCE_S)
+        self.poll(time.monotonic())
+
+    def poll(self, now: float) -> None:
+        """Go on with what is under way; take a sample when it is time."""
+        if self._taking is not None and self._taking.step(now):
+            stacks = self._taking.result()
+            self._taking = None
+            if self._crash is not None:
+                self._write_crash(stacks)
+            elif self._suspect is not None:
+                self._judge(self._suspect, stacks)
+        if now - self._sampled_at >= SAMPLE_S and not self._run.state.ended:
+            self._sampled_at = now
+            self._sample(now)
+
+    def close(self) -> None:
+        """Stop whatever is under way; a failure is written down with what is known by now."""
+        self._conclude()
+        self._follow_hang(time.monotonic())
+
+    def _conclude(self) -> None:
+        stacks: dict[int, Stack] = {}
+        if self._taking is not None:
+            self._taking.close()
+            stacks = self._taking.result()
+        self._taking = self._suspect = None
+        if self._crash is not None:
+            self._write_crash(stacks)
+
+    def _targets(self) -> list[Target]:
+        run = self._run
+        targets: list[Target] = []
+        for slot in run.state.slots:
+            child = run.children.get(run.state.rank(slot.index))
+            if slot.pid and child is not None:
+                stacks = run.files / f"{slot.index}.{slot.generation}.stacks"
+                armed = str(stacks) if stacks.exists() else None
+                targets.append(Target(slot.index, child.born.pid, child.born.start, armed))
+        return targets
+
+    def targets(self, ranks: list[int]) -> list[Target]:
+        """Who can be looked into, of these ranks."""
+        return [target for target in self._targets() if target.index in ranks]
+
+    def _track(self, now: float) -> None:
+        progress = {rank.index: seen for rank, seen in self._run.progress().items()}
+        for slot in self._run.state.slots:
+            if slot.pid:
+                self._tracker.update(slot.index, progress.get(slot.index), read_proc(slot.pid), now)
+
+    def _sample(self, now: float) -> None:
+        self._track(now)
+        if self._taking is not None or self._run.state.turns:
+            return
+        views = self._tracker.views()
+        suspect = self._watch.look(views, now)
+        if suspect is not None:
+            self._suspect = suspect
+            self._taking = Taking(self._targets(), now, deadline_s=EVIDENCE_S)
+        else:
+            self._follow_hang(now)
+
+    def _judge(self, suspect: Suspect, stacks: dict[int, Stack]) -> None:
+        self._suspect = None
+        self._track(time.monotonic())
+        if self._watch.went_on(self._tracker.views()):
+            return  # it moved while its stack was being taken
+        verdict = judge(suspect, stacks)
+        self._watch.answer(verdict)
+        if isinstance(verdict, Busy):
+            return
+        run = self._run
+        incident = Incident(
+            id=incident_id(time.time(), "hang", None),
+            at=time.time(),
+            kind="hang",
+            host=run.record.host,
+            launch=run.number,
+            headline=verdict.headline,
+            cause=verdict.kind,
+            first=run.state.rank(verdict.culprits[0]) if verdict.culprits else None,
+            stacks=summarise(stacks),
+            notes=list(verdict.details),
+        )
+        self._hang = verdict, incident
+        seen = facts.HangSeen(at=time.time(), summary=verdict.headline, incident=incident.id)
+        self._write(lambda: incident, stacks, lambda _: run.tell_fact(seen))
+
+    def _follow_hang(self, now: float) -> None:
+        """Report that a hang ended, or treat it as a failure when it lasts too long."""
+        if self._hang is None:
+            return
+        hang, incident = self._hang
+        timeout_s = self._run.launch.hang_timeout_s
+        moved = hang.moved(self._tracker.views())
+        if all(moved):
+            self._hang = None
+            lasted_s = now - hang.since
+            recovered = msgspec.structs.replace(incident, recovered_after_s=lasted_s)
+            ended = facts.HangEnded(at=time.time(), incident=incident.id, lasted_s=lasted_s)
+            self._write(lambda: recovered, None, lambda _: self._run.tell_fact(ended))
+        elif timeout_s is not None and not any(moved) and now - hang.since >= timeout_s:
+            self._hang = None
+            culprit = hang.culprits[0] if hang.culprits else 0
+            managed = any(seen.has(Flag.RUN_MANAGED) for seen in self._run.progress().values())
+            self._run.feed(root.Hung(culprit, f"hung for {now - hang.since:.0f} s", managed=managed))
+
+    def _write_crash(self, stacks: dict[int, Stack]) -> None:
+        assert self._crash is not None
+        first, cause = self._crash
+        self._crash = None
+        exits = self._exits
+        self._exits = [exit for exit in exits if exit.status.ok]
+        self._write(
+            partial(self._crash_incident, first, cause, exits, stacks), stacks, partial(self._crash_written, first)
+        )
+
+    def _crash_incident(
+        self, first: RankId, cause: str, exits: Sequence[Exit], stacks: Mapping[int, Stack]
+    ) -> Incident:
+        """In the background: read the logs, and put together what is known."""
+        run = self._run
+        failure = first_failure([_with_logs(exit, run.logs) for exit in exits])
+        if failure is not None:
+            return crash_incident(failure, stacks, host=run.record.host, launch=run.number)
+        return Incident(  # A hang that is treated as a failure: nobody has exited.
+            id=incident_id(time.time(), "stop", first),
+            at=time.time(),
+            kind="stop",
+            host=run.record.host,
+            launch=run.number,
+            headline=cause,
+            first=first,
+            stacks=summarise(stacks),
+        )
+
+    def _crash_written(self, failed: RankId, incident: Incident | None) -> None:
+        if incident is not None:
+            taken = facts.IncidentTaken(
+                at=time.time(),
+                incident=incident.id,
+                headline=incident.headline,
+                failed=failed,
+                first=incident.first,
+            )
+            self._run.tell_fact(taken)
+        self._run.feed(root.EvidenceTaken())
+
+    def _write(
+        self, make: Callable[[], Incident], stacks: Mapping[int, Stack] | None, then: Callable[[Incident | None], None]
+    ) -> None:
+        """Write an incident in the background, then call `then`; with None if not even `make` came to its end."""
+        run = self._run
+
+        def write() -> tuple[Incident, str]:
+            incident = make()
+            try:
+                write_incident(run.directory.path / "incidents", incident, stacks)
+            except OSError as error:
+                return incident, error.strerror or str(error)
+            return incident, ""
+
+        def written(outcome: tuple[Incident, str] | Exception) -> None:
+            incident, trouble = (None, str(outcome)) if isinstance(outcome, Exception) else outcome
+            if trouble:
+                run.notice(f"the evidence could not be written: {trouble}")
+            then(incident)
+
+        run.jobs.do("writing evidence", write, written)
+
+
+def _with_logs(exit: Exit, logs: Path) -> Exit:
+    stem = f"{exit.rank.index}.{exit.rank.generation}"
+    parts = [log_tail(logs / f"{stem}.{stream}") for stream in ("out", "err")]
+    return msgspec.structs.replace(
+        exit,
+        log_tail="\n".join(part.rstrip("\n") for part in parts if part),
+        exception=error_file_text(logs / f"{stem}.error.json"),
+    )

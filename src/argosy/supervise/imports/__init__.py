@@ -1,0 +1,1 @@
+"""What a script will import, and which zygote has it."""

@@ -1,0 +1,1 @@
+"""Log files and the merged stream."""

@@ -1,0 +1,1 @@
+"""Zygote, fork, user code, end."""

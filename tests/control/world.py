@@ -1,0 +1,394 @@
+"""A simulated world: agents that run the shipped machines on virtual time, with processes, zygotes and a bad network.
+
+Everything comes from one seed. An agent can be killed at any point: before a record is written, before an effect is
+performed, and after it is performed but before that is remembered. Processes, zygotes and exit records outlive it.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.control import facts, node
+from argosy.control.host_events import (
+    AskKernel,
+    ChildEnded,
+    ChildForked,
+    ChildRefused,
+    ChildSilent,
+    ForkRanks,
+    HostTick,
+    HostWakeAt,
+    ImportIn,
+    KillTree,
+    ListenFor,
+    PageRead,
+    ProcessId,
+    RemoveRun,
+    RunRemoved,
+    SendSignal,
+    SpawnZygote,
+    StoreListens,
+    WardenCame,
+    ZygoteCame,
+    ZygoteLoaded,
+    ZygoteLost,
+    ZygoteSpawned,
+)
+from argosy.control.messages import Terms
+from argosy.control.node import ForHost, ForRun, Letter, NodeEffect, NodeEvent, OfHost, OfRun
+from argosy.control.restart import Restart
+from argosy.control.run_events import Begin, EvidenceTaken, Finish, Record, RunEvent, TakeEvidence, Tick, WakeAt
+from argosy.core import RankId, WaitStatus
+from argosy.observe import Flag
+
+RUN = "run"
+
+
+class AgentKilled(Exception):
+    """The agent was killed at this point."""
+
+
+@dataclass
+class Process:
+    """A rank's process."""
+
+    run: str
+    rank: RankId
+    id: ProcessId
+    stubborn: bool
+    managed: bool
+    signals: int = 0
+    status: WaitStatus | None = None
+    reported: bool = False
+
+
+@dataclass
+class SimZygote:
+    """A zygote's process, which answers a repeated fork with what it did already."""
+
+    key: str
+    id: ProcessId
+    ready: bool = False
+    alive: bool = True
+    children: dict[RankId, Process] = field(default_factory=dict[RankId, Process])
+
+
+@dataclass
+class Agent:
+    """One host: an agent that may be down, and what outlives it."""
+
+    world: "World"
+    name: str
+    up: bool = True
+    log: list[node.LogRecord] = field(default_factory=list[node.LogRecord])
+    processes: list[Process] = field(default_factory=list[Process])
+    executed: dict[RankId, Process] = field(default_factory=dict[RankId, Process])
+    zygotes: list[SimZygote] = field(default_factory=list[SimZygote])
+    life: int = 0
+    wakes: dict[NodeEvent, float] = field(default_factory=dict[NodeEvent, float])
+
+    def __post_init__(self) -> None:
+        self.state = node.NodeState(self.name)
+
+    # --- the shell that is simulated
+
+    def feed(self, event: NodeEvent) -> None:
+        """Log, decide, perform: or be killed somewhere in between."""
+        if not self.up:
+            return
+        try:
+            self.world.point(self)
+            self.log.append(node.Decided(event, self.world.now))
+            self.state, effects = node.react(self.state, event, self.world.now)
+            self.perform(effects)
+        except AgentKilled:
+            self.up = False
+            self.world.after(self.world.random.uniform(0.01, 3.0), self.restart)
+
+    def perform(self, effects: list[node.Numbered]) -> None:
+        for number, effect in effects:
+            self.world.point(self)
+            self.do(effect)
+            self.world.point(self)
+            self.log.append(node.Performed(number))
+
+    def restart(self) -> None:
+        """A new agent reads the log, performs what is pending, and learns what happened meanwhile."""
+        self.up, self.wakes, self.life = True, {}, self.life + 1
+        try:
+            again = node.recover(self.name, self.log)
+            assert again[0] == self.state, f"seed {self.world.seed}: the log replays to another state"
+            self.state, pending = again
+            self.perform(pending)
+            for event in node.recovered(self.state):
+                self.feed(event)
+            for zygote in [each for each in self.zygotes if not each.alive]:
+                self.feed(ForHost(ZygoteLost(zygote.key, zygote.id)))
+            for zygote in [each for each in self.zygotes if each.alive]:
+                self.feed(ForHost(ZygoteCame(zygote.key, zygote.id, zygote.ready)))
+            self.feed(ForHost(WardenCame()))
+            for process in list(self.processes):
+                self.tell_forked(process)
+                if process.status is not None:
+                    self.tell_ended(process)
+        except AgentKilled:
+            self.up = False
+            self.world.after(self.world.random.uniform(0.01, 3.0), self.restart)
+
+    def do(self, effect: NodeEffect) -> None:
+        match effect:
+            case Letter():
+                self.world.send(self.name, effect)
+            case OfRun(run, Record(fact)):
+                self.world.record(run, fact)
+            case OfRun(run, WakeAt(at)):
+                self.wake_at(at, ForRun(run, Tick()))
+            case OfRun(run, TakeEvidence()):
+                if self.world.random.random() < 0.8:  # Else it never comes.
+                    self.world.after(self.world.random.uniform(0, 3), lambda: self.feed(ForRun(run, EvidenceTaken())))
+            case OfRun(run, Finish() as finish):
+                self.world.finish(finish)
+                self.world.after(0.0, lambda: self.feed(node.Forgotten(run)))
+            case OfHost(inner):
+                self.do_on_host(inner)
+            case _:
+                raise AssertionError(effect)
+
+    def do_on_host(self, effect: Any) -> None:
+        world, rng = self.world, self.world.random
+        match effect:
+            case HostWakeAt(at):
+                self.wake_at(at, ForHost(HostTick()))
+            case SpawnZygote(key):
+                zygote = SimZygote(key, world.new_process())
+                self.zygotes.append(zygote)
+                self.feed_later(ZygoteSpawned(key, zygote.id))
+                world.after(rng.uniform(0.2, 2), lambda: self.hear(zygote, ZygoteCame(key, zygote.id, False)))
+                if rng.random() < world.zygote_deaths:
+                    world.after(rng.uniform(0.1, 40), lambda: self.kill_zygote(zygote))
+            case ImportIn(key):
+                for zygote in [each for each in self.zygotes if each.key == key and each.alive]:
+                    world.after(rng.uniform(0.2, 2), lambda zygote=zygote: self.loaded(zygote))
+            case ForkRanks(key, run, ranks):
+                self.fork(key, run, ranks)
+            case SendSignal(run, rank, number):
+                for process in self.living(run, rank):
+                    process.signals += 1
+                    assert process.signals == 1, f"seed {world.seed}: {rank} was signalled twice"
+                    if not process.stubborn:
+                        self.end_later(process, rng.uniform(0, 8), WaitStatus(signal=number))
+            case KillTree(run, rank):
+                for process in self.living(run, rank):
+                    self.end_later(process, rng.uniform(0, 2), WaitStatus(signal=9))
+            case AskKernel(run, rank):
+                for process in [each for each in self.processes if each.rank == rank and each.status is not None]:
+                    self.feed_later(ChildEnded(run, rank, process.status or WaitStatus()))
+            case ListenFor(run, generation):
+                failed = rng.random() < 0.02
+                self.feed_later(StoreListens(run, generation, 0 if failed else 1000 + generation, "in use" * failed))
+            case RemoveRun(run):
+                assert not [p for p in self.processes if p.status is None], f"seed {world.seed}: removed while alive"
+                self.feed_later(RunRemoved(run))
+            case _:
+                pass
+
+    def wake_at(self, at: float, tick: NodeEvent) -> None:
+        """Only the earliest wake-up of a machine counts: its tick asks for the next one."""
+        if at < self.wakes.get(tick, 1e18):
+            self.wakes[tick] = at
+            self.world.at(at, lambda: self.wake(at, tick))
+
+    def wake(self, at: float, tick: NodeEvent) -> None:
+        if self.wakes.get(tick) == at:
+            del self.wakes[tick]
+            self.feed(tick)
+
+    # --- what lives on the host
+
+    def fork(self, key: str, run: str, ranks: tuple[RankId, ...]) -> None:
+        zygote = next((each for each in self.zygotes if each.key == key and each.alive and each.ready), None)
+        if key and zygote is None:
+            return  # Its loss is told.
+        known = self.executed if zygote is None else zygote.children
+        for rank in ranks:
+            if rank not in known and self.world.random.random() < 0.04:
+                self.feed_later(ChildRefused(run, rank, "no memory"))
+                continue
+            if rank not in known:
+                known[rank] = self.start(run, rank)
+            self.world.after(0.01, lambda process=known[rank]: self.tell_forked(process))
+            if known[rank].status is not None:
+                self.world.after(0.02, lambda process=known[rank]: self.tell_ended(process))
+
+    def start(self, run: str, rank: RankId) -> Process:
+        world, rng = self.world, self.world.random
+        for other in self.processes:
+            alive = other.status is None and other.rank.index == rank.index
+            assert not alive, f"seed {world.seed}: {other.rank} lives while {rank} starts"
+        process = Process(run, rank, world.new_process(), rng.random() < 0.2, world.managed)
+        self.processes.append(process)
+        world.after(rng.uniform(0.5, 5), lambda: self.show_page(process))
+        fate = rng.random()
+        if fate < 0.5:
+            self.end_later(process, rng.uniform(1, 90), WaitStatus(code=0))
+        elif fate < 0.8:
+            self.end_later(process, rng.uniform(0, 30), rng.choice([WaitStatus(code=3), WaitStatus(signal=9)]))
+        else:
+            self.end_later(process, 500.0, WaitStatus(code=0))
+        return process
+
+    def show_page(self, process: Process) -> None:
+        if process.status is None:
+            flags = Flag.RUN_MANAGED if process.managed else Flag.PROCESS_GROUP if self.world.grouped else Flag(0)
+            self.feed(ForHost(PageRead(process.run, process.rank, int(flags), 5, True)))
+
+    def end_later(self, process: Process, after_s: float, status: WaitStatus) -> None:
+        self.world.after(after_s, lambda: self.end(process, status))
+
+    def end(self, process: Process, status: WaitStatus) -> None:
+        if process.status is None:
+            process.status = status
+            self.world.ended(process)
+            if self.world.random.random() < 0.1:  # Its parent was killed: only the kernel knows.
+                self.feed(ForHost(ChildSilent(process.run, process.rank)))
+            else:
+                self.tell_ended(process)
+
+    def kill_zygote(self, zygote: SimZygote) -> None:
+        zygote.alive = False
+        self.feed(ForHost(ZygoteLost(zygote.key, zygote.id)))
+
+    def loaded(self, zygote: SimZygote) -> None:
+        if zygote.alive:
+            zygote.ready = True
+            self.hear(zygote, ZygoteLoaded(zygote.key, zygote.id))
+
+    def hear(self, zygote: SimZygote, event: ZygoteCame | ZygoteLoaded) -> None:
+        if zygote.alive:
+            self.feed(ForHost(event))
+
+    def tell_forked(self, process: Process) -> None:
+        self.feed(ForHost(ChildForked(process.run, process.rank, process.id)))
+
+    def tell_ended(self, process: Process) -> None:
+        self.feed(ForHost(ChildEnded(process.run, process.rank, process.status or WaitStatus())))
+
+    def feed_later(self, event: Any) -> None:
+        """Answer this agent, not one that comes after it."""
+        life = self.life
+        self.world.after(0.001, lambda: self.feed(ForHost(event)) if self.life == life else None)
+
+    def living(self, run: str, rank: RankId) -> list[Process]:
+        return [p for p in self.processes if p.run == run and p.rank == rank and p.status is None]
+
+
+class World:
+    """Virtual time, hosts and their network."""
+
+    def __init__(self, seed: int, *, hosts: int, ranks: int, restart: Restart, crash_at: int | None = None) -> None:
+        self.seed, self.restart, self.crash_at = seed, restart, crash_at
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.points = 0
+        self.pids = 100
+        self.zygote_deaths = self.random.choice([0.0, 0.3])
+        self.managed = self.random.random() < 0.3
+        self.grouped = self.random.random() < 0.3
+        self.told: list[facts.AnyFact] = []
+        self.finished: list[Finish] = []
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.queued = 0
+        names = [f"host{number}" for number in range(hosts)]
+        self.agents = {name: Agent(self, name) for name in names}
+        self.head = self.agents[names[0]]
+        self.placed = [names[index * hosts // ranks] for index in range(ranks)]
+        executes = self.random.random() < 0.3
+        terms = Terms(key="" if executes else "key", preload=("torch", "numpy"), linger_s=1e9)
+        self.launched = node.Launched(
+            run=RUN,
+            launch=1,
+            dims={"rank": ranks},
+            restart=restart,
+            grace_s=5.0,
+            hosts=self.placed,
+            terms=terms,
+        )
+
+    def run(self, stops: list[tuple[float, RunEvent]], events_max: int = 20_000) -> Finish:
+        """Let the run live to its end."""
+        self.after(0.0, lambda: self.begin())
+        for at, event in stops:
+            self.after(at, lambda event=event: self.head.feed(ForRun(RUN, event)))
+        if len(self.agents) > 1:
+            self.after(1.0, self.reconnect)
+        for _ in range(events_max):
+            if self.finished and RUN not in self.head.state.runs:
+                return self.finished[0]
+            assert self.queue, f"seed {self.seed}: nothing will ever happen, and the run has not ended"
+            at, _, action = heapq.heappop(self.queue)
+            self.now = max(self.now, at)
+            action()
+        raise AssertionError(f"seed {self.seed}: the run does not end")
+
+    def begin(self) -> None:
+        """The client launches; it tries again where the agent was killed before it took the launch down."""
+        if not self.head.up:
+            self.after(1.0, self.begin)
+            return
+        if RUN not in self.head.state.runs:
+            self.head.feed(self.launched)
+        self.head.feed(ForRun(RUN, Begin()))
+        if not self.head.up:
+            self.after(4.0, self.begin)
+
+    def point(self, agent: Agent) -> None:
+        """A place where the agent may be killed."""
+        self.points += 1
+        if self.points == self.crash_at:
+            raise AgentKilled
+
+    def send(self, sender: str, letter: Letter) -> None:
+        """Deliver a letter late, twice, or not at all."""
+        if self.random.random() < 0.1:
+            return
+        for _ in range(self.random.choice([1, 1, 1, 2])):
+            arrived = Letter(sender, letter.number, letter.run, letter.content)
+            receiver = self.agents[letter.peer]
+            self.after(self.random.uniform(0, 0.5), lambda: receiver.feed(arrived))
+
+    def reconnect(self) -> None:
+        """Nodes tell each other now and then what they have taken, and repeat the rest."""
+        for one in self.agents.values():
+            for other in self.agents.values():
+                if one is not other and one.up and other.up and one.name in other.state.mail:
+                    one.feed(node.Connected(other.name, other.state.mail[one.name].taken))
+        for one in self.agents.values():
+            for other in self.agents.values():
+                if one is not other and one.up and other.up and one.name not in other.state.mail:
+                    if one.state.mail.get(other.name):
+                        one.feed(node.Connected(other.name, 0))
+        self.after(1.0, self.reconnect)
+
+    def record(self, run: str, fact: facts.AnyFact) -> None:
+        if fact not in self.told:  # The journal takes a fact once.
+            self.told.append(fact)
+
+    def finish(self, finish: Finish) -> None:
+        assert all(each == finish for each in self.finished), f"seed {self.seed}: two ends: {self.finished} {finish}"
+        self.finished.append(finish)
+
+    def ended(self, process: Process) -> None:
+        pass
+
+    def new_process(self) -> ProcessId:
+        self.pids += 1
+        return ProcessId(self.pids, self.pids)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.at(self.now + seconds, action)
+
+    def at(self, at: float, action: Callable[[], None]) -> None:
+        self.queued += 1
+        heapq.heappush(self.queue, (at, self.queued, action))
