@@ -12,9 +12,12 @@ import pytest
 from console import Console, ask_agent, cold_terminal, leave_shared_home, terminal, until
 from daemons import desk
 
-# A shell ignores SIGINT for its background jobs, and what they start would too: ctrl-c is tested all the same.
+# A shell ignores SIGINT for its background jobs, nohup ignores SIGHUP, and what they start would too: the signals are
+# tested all the same.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_sessionfinish() -> None:

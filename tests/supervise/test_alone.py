@@ -30,7 +30,7 @@ import argosy
 
 def work(rank, size, file):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    dist.init_process_group("gloo", init_method=f"file://{file}")
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
     run = argosy.Run("own", seed=0)
     print("rank", run.rank, "of", run.size)
     dist.destroy_process_group()

@@ -92,20 +92,22 @@ def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]
     """
     deadline = time.monotonic() + START_S
     while True:
-        link = reach_agent()
-        try:
-            link.send(LaunchRun(launch, stdin=len(fds) > 1), fds)
-            answer, _ = link.wait(ANSWER_S)
-            if isinstance(answer, Welcome):
-                return link, answer
-        except PeerLost:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            assert isinstance(answer, Refused)
-            if not answer.later or time.monotonic() > deadline:
-                raise ConfigError(answer.reason, hint=answer.hint)
-        link.close()
+        with contextlib.ExitStack() as unless_welcome:
+            link = reach_agent()
+            unless_welcome.callback(link.close)
+            try:
+                link.send(LaunchRun(launch, stdin=len(fds) > 1), fds)
+                answer, _ = link.wait(ANSWER_S)
+            except PeerLost:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                if isinstance(answer, Welcome):
+                    unless_welcome.pop_all()
+                    return link, answer
+                assert isinstance(answer, Refused)
+                if not answer.later or time.monotonic() > deadline:
+                    raise ConfigError(answer.reason, hint=answer.hint)
         time.sleep(0.05)
 
 
@@ -113,17 +115,16 @@ def rejoin(welcome: Welcome, give_up: Callable[[], bool] = lambda: False) -> Lin
     """The agent is gone: watch the run through the next one; None if it ended, or no agent came."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and not give_up():
-        try:
+        with contextlib.ExitStack() as unless_welcome, contextlib.suppress(ArgosyError):
             link = reach_agent(start_after_s=1.0)  # The warden, if it lives, is faster than that.
+            unless_welcome.callback(link.close)
             link.send(WatchRun(welcome.run, lease=True))
             answer, _ = link.wait(5.0)
-        except ArgosyError:
-            time.sleep(0.02)
-            continue
-        if isinstance(answer, Welcome):
+            if not isinstance(answer, Welcome):
+                return None
+            unless_welcome.pop_all()
             return link
-        link.close()
-        break
+        time.sleep(0.02)
     return None
 
 
