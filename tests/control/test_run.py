@@ -2,6 +2,8 @@
 
 import signal
 
+from control.world import a_launch
+
 from argosy.control import facts, run
 from argosy.control.messages import (
     Cleared,
@@ -21,10 +23,11 @@ from argosy.control.restart import Restart
 from argosy.control.run_events import (
     Begin,
     Broken,
+    ClientCame,
+    ClientLeft,
     EvidenceTaken,
     Finish,
     FromHost,
-    Leased,
     Record,
     Recovered,
     RunEffect,
@@ -50,7 +53,9 @@ def react(state: RunState, event: run.RunEvent, now: float) -> list[RunEffect]:
 
 def begun(size: int = 3, restart: Restart | None = None, hosts: list[str] | None = None) -> RunState:
     """A run whose ranks have started."""
-    state = run.new_run(1, {"rank": size}, restart or Restart.never(), 5.0, hosts or [HOST] * size)
+    state = run.new_run(
+        1, a_launch(dims={"rank": size}, restart=restart or Restart.never()), hosts or [HOST] * size, 0.0
+    )
     assert OpenStore(0) in orders(react(state, Begin(), 0.0))
     started = orders(react(state, FromHost(HOST, StoreOpened(0, 29500)), 0.0))
     assert {rank(index) for index in range(size)} == {
@@ -82,7 +87,7 @@ def test_p1_nobody_is_told_to_stop_before_the_evidence_is_taken():
     assert orders(effects) == []
     assert TakeEvidence(rank(1), "rank 1: exit code 3") in effects
     assert orders(react(state, Tick(), 2.0)) == []
-    assert orders(react(state, EvidenceTaken(), 3.0)) == [SignalRanks((rank(0), rank(2)), signal.SIGTERM)]
+    assert orders(react(state, EvidenceTaken(1), 3.0)) == [SignalRanks((rank(0), rank(2)), signal.SIGTERM)]
 
 
 def test_p1_evidence_that_never_comes_is_not_waited_for_forever():
@@ -105,7 +110,7 @@ def test_p2_a_process_that_nobody_waits_for_is_killed():
 def test_p2_a_generation_starts_after_the_exit_of_the_one_before():
     state = begun(restart=Restart.all(1))
     react(state, exited(0, FAILED), 1.0)
-    react(state, EvidenceTaken(), 1.1)
+    react(state, EvidenceTaken(0), 1.1)
     assert orders(react(state, exited(1, TERMINATED), 1.2)) == []
     assert orders(react(state, exited(2, TERMINATED), 1.3)) == [OpenStore(1)]
     ranks = tuple(rank(index, 1) for index in range(3))
@@ -155,7 +160,7 @@ def test_a_group_of_torchs_own_turns_rank_into_all_and_says_so():
     react(state, FromHost(HOST, Noted(rank(0), int(Flag.PROCESS_GROUP), 0, False)), 0.5)
     restarting = [fact for fact in told(react(state, exited(1, KILLED), 1.0)) if isinstance(fact, facts.Restarting)]
     assert restarting[0].ranks == [0, 1, 2]
-    assert "torch's own process group" in restarting[0].cause
+    assert "torch's own process group" in restarting[0].note
 
 
 def test_without_a_group_only_the_failed_rank_is_replaced_and_every_host_hears_of_the_view():
@@ -199,14 +204,14 @@ def test_a_stop_during_a_restart_starts_nothing_any_more():
 
 
 def test_a_stop_while_the_store_is_opened_ends_the_run():
-    state = run.new_run(1, {"rank": 2}, Restart.never(), 5.0, [HOST] * 2)
+    state = run.new_run(1, a_launch(dims={"rank": 2}), [HOST] * 2, 0.0)
     react(state, Begin(), 0.0)
     assert orders(react(state, StopWanted("ctrl-c", signal.SIGINT), 0.1)) == [ClearRun()]
     assert react(state, FromHost(HOST, StoreOpened(0, 29500)), 0.2) == []
 
 
 def test_a_store_that_cannot_listen_ends_the_run():
-    state = run.new_run(1, {"rank": 2}, Restart.never(), 5.0, [HOST] * 2)
+    state = run.new_run(1, a_launch(dims={"rank": 2}), [HOST] * 2, 0.0)
     react(state, Begin(), 0.0)
     react(state, FromHost(HOST, StoreFailed(0, "port 29500 is in use")), 0.1)
     assert react(state, FromHost(HOST, Cleared()), 0.2) == [Finish(1, "port 29500 is in use")]
@@ -219,18 +224,23 @@ def test_a_run_ends_although_a_host_never_says_that_it_cleared_up():
     assert react(state, Recovered(), 99.0) == [Finish(0, "every rank ended with exit code 0")]
 
 
-def test_a_client_that_does_not_come_back_ends_its_run():
+def test_a_run_ends_with_its_client():
     state = begun(size=1)
-    react(state, Leased(until=10.0), 1.0)
-    assert orders(react(state, Tick(), 9.0)) == []
-    assert orders(react(state, Tick(), 10.0)) == [SignalRanks((rank(0),), signal.SIGTERM)]
+    assert orders(react(state, ClientLeft(), 1.0)) == [SignalRanks((rank(0),), signal.SIGTERM)]
+
+
+def test_a_client_that_does_not_come_back_to_a_new_agent_ends_its_run():
+    state = begun(size=1)
+    react(state, Recovered(), 1.0)
+    assert orders(react(state, Tick(), 1.0)) == []
+    assert orders(react(state, Tick(), 1.0 + run.LEASE_S)) == [SignalRanks((rank(0),), signal.SIGTERM)]
 
 
 def test_a_client_that_comes_back_keeps_its_run():
     state = begun(size=1)
-    react(state, Leased(until=10.0), 1.0)
-    react(state, Leased(), 5.0)
-    assert react(state, Tick(), 11.0) == []
+    react(state, Recovered(), 1.0)
+    react(state, ClientCame(), 5.0)
+    assert react(state, Tick(), 1.0 + run.LEASE_S) == []
 
 
 def test_what_is_broken_ends_the_run_with_its_reason():

@@ -1,5 +1,6 @@
 """Runs on one to five simulated hosts, whose agents are killed anywhere: every run ends once, as it should."""
 
+import itertools
 import random
 import signal
 
@@ -34,7 +35,7 @@ def live(seed: int, crash_at: int | None = None) -> World:
     living = [p.rank for agent in world.agents.values() for p in agent.processes if p.status is None]
     assert not living, f"seed {seed}: {living} outlive the run"
     restarting = [fact for fact in world.told if isinstance(fact, facts.Restarting)]
-    pairs = zip(restarting, restarting[1:], strict=False)
+    pairs = itertools.pairwise(restarting)
     at_once = sum(after.at - before.at < 1.0 for before, after in pairs)
     restarts = len(restarting) - at_once
     if restart.max_restarts is not None:

@@ -8,7 +8,10 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from argosy.control import facts, node
 from argosy.control.host_events import (
@@ -24,11 +27,11 @@ from argosy.control.host_events import (
     KillTree,
     ListenFor,
     PageRead,
-    ProcessId,
     RemoveRun,
     RunRemoved,
     SendSignal,
     SpawnZygote,
+    StoreEnded,
     StoreListens,
     WardenCame,
     ZygoteCame,
@@ -36,14 +39,36 @@ from argosy.control.host_events import (
     ZygoteLost,
     ZygoteSpawned,
 )
-from argosy.control.messages import Terms
+from argosy.control.launch import Launch
 from argosy.control.node import ForHost, ForRun, Letter, NodeEffect, NodeEvent, OfHost, OfRun
 from argosy.control.restart import Restart
-from argosy.control.run_events import Begin, EvidenceTaken, Finish, Record, RunEvent, TakeEvidence, Tick, WakeAt
-from argosy.core import RankId, WaitStatus
+from argosy.control.run_events import ClientCame, EvidenceTaken, Finish, Record, RunEvent, TakeEvidence, Tick, WakeAt
+from argosy.core import ProcessId, RankId, WaitStatus
 from argosy.observe import Flag
 
 RUN = "run"
+
+
+def a_launch(**said: Any) -> Launch:
+    """A launch of which the test says what counts."""
+    launch = Launch(
+        name=RUN,
+        directory=f"/runs/{RUN}",
+        argv=[],
+        kind="script",
+        target="",
+        args=[],
+        python=["python"],
+        dims={"rank": 1},
+        cwd="/",
+        umask=0,
+        preload=["torch", "numpy"],
+        key="key",
+        restart=Restart.never(),
+        grace_s=5.0,
+        linger_s=1e9,
+    )
+    return msgspec.structs.replace(launch, **said)
 
 
 class AgentKilled(Exception):
@@ -103,6 +128,9 @@ class Agent:
             self.log.append(node.Decided(event, self.world.now))
             self.state, effects = node.react(self.state, event, self.world.now)
             self.perform(effects)
+            if self.world.random.random() < 0.02:
+                known = node.Known(self.state)
+                self.log = [msgspec.msgpack.decode(msgspec.msgpack.encode(known), type=node.Known)]
         except AgentKilled:
             self.up = False
             self.world.after(self.world.random.uniform(0.01, 3.0), self.restart)
@@ -145,9 +173,10 @@ class Agent:
                 self.world.record(run, fact)
             case OfRun(run, WakeAt(at)):
                 self.wake_at(at, ForRun(run, Tick()))
-            case OfRun(run, TakeEvidence()):
+            case OfRun(run, TakeEvidence(first)):
+                taken = ForRun(run, EvidenceTaken(first.index))
                 if self.world.random.random() < 0.8:  # Else it never comes.
-                    self.world.after(self.world.random.uniform(0, 3), lambda: self.feed(ForRun(run, EvidenceTaken())))
+                    self.world.after(self.world.random.uniform(0, 3), lambda: self.feed(taken))
             case OfRun(run, Finish() as finish):
                 self.world.finish(finish)
                 self.world.after(0.0, lambda: self.feed(node.Forgotten(run)))
@@ -168,8 +197,8 @@ class Agent:
                 world.after(rng.uniform(0.2, 2), lambda: self.hear(zygote, ZygoteCame(key, zygote.id, False)))
                 if rng.random() < world.zygote_deaths:
                     world.after(rng.uniform(0.1, 40), lambda: self.kill_zygote(zygote))
-            case ImportIn(key):
-                for zygote in [each for each in self.zygotes if each.key == key and each.alive]:
+            case ImportIn(process):
+                for zygote in [each for each in self.zygotes if each.id == process and each.alive]:
                     world.after(rng.uniform(0.2, 2), lambda zygote=zygote: self.loaded(zygote))
             case ForkRanks(key, run, ranks):
                 self.fork(key, run, ranks)
@@ -188,6 +217,8 @@ class Agent:
             case ListenFor(run, generation):
                 failed = rng.random() < 0.02
                 self.feed_later(StoreListens(run, generation, 0 if failed else 1000 + generation, "in use" * failed))
+                if rng.random() < 0.2:
+                    world.after(rng.uniform(0, 60), lambda: self.feed(ForHost(StoreEnded(run, generation))))
             case RemoveRun(run):
                 assert not [p for p in self.processes if p.status is None], f"seed {world.seed}: removed while alive"
                 self.feed_later(RunRemoved(run))
@@ -305,16 +336,13 @@ class World:
         self.head = self.agents[names[0]]
         self.placed = [names[index * hosts // ranks] for index in range(ranks)]
         executes = self.random.random() < 0.3
-        terms = Terms(key="" if executes else "key", preload=("torch", "numpy"), linger_s=1e9)
-        self.launched = node.Launched(
-            run=RUN,
-            launch=1,
+        launch = a_launch(
             dims={"rank": ranks},
+            kind="program" if executes else "script",
             restart=restart,
-            grace_s=5.0,
-            hosts=self.placed,
-            terms=terms,
+            detached=self.random.random() < 0.5,
         )
+        self.launched = node.Launched(run=RUN, number=1, launch=launch, hosts=self.placed)
 
     def run(self, stops: list[tuple[float, RunEvent]], events_max: int = 20_000) -> Finish:
         """Let the run live to its end."""
@@ -337,11 +365,18 @@ class World:
         if not self.head.up:
             self.after(1.0, self.begin)
             return
-        if RUN not in self.head.state.runs:
-            self.head.feed(self.launched)
-        self.head.feed(ForRun(RUN, Begin()))
+        self.head.feed(self.launched)
         if not self.head.up:
             self.after(4.0, self.begin)
+        else:
+            self.client()
+
+    def client(self) -> None:
+        """The client that launched connects to each new agent."""
+        if self.head.up and RUN in self.head.state.runs:
+            if not self.head.state.runs[RUN].launch.detached and self.head.state.runs[RUN].lease_until is not None:
+                self.head.feed(ForRun(RUN, ClientCame()))
+            self.after(3.0, self.client)
 
     def point(self, agent: Agent) -> None:
         """A place where the agent may be killed."""
@@ -355,8 +390,7 @@ class World:
             return
         for _ in range(self.random.choice([1, 1, 1, 2])):
             arrived = Letter(sender, letter.number, letter.run, letter.content)
-            receiver = self.agents[letter.peer]
-            self.after(self.random.uniform(0, 0.5), lambda: receiver.feed(arrived))
+            self.after(self.random.uniform(0, 0.5), partial(self.agents[letter.peer].feed, arrived))
 
     def reconnect(self) -> None:
         """Nodes tell each other now and then what they have taken, and repeat the rest."""
@@ -366,9 +400,9 @@ class World:
                     one.feed(node.Connected(other.name, other.state.mail[one.name].taken))
         for one in self.agents.values():
             for other in self.agents.values():
-                if one is not other and one.up and other.up and one.name not in other.state.mail:
-                    if one.state.mail.get(other.name):
-                        one.feed(node.Connected(other.name, 0))
+                unheard = one is not other and one.name not in other.state.mail and other.name in one.state.mail
+                if unheard and one.up and other.up:
+                    one.feed(node.Connected(other.name, 0))
         self.after(1.0, self.reconnect)
 
     def record(self, run: str, fact: facts.AnyFact) -> None:

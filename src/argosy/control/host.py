@@ -15,6 +15,7 @@ from argosy.control.host_events import (
     ChildForked,
     ChildRefused,
     ChildSilent,
+    EnvironmentLost,
     ForkRanks,
     HostEffect,
     HostEvent,
@@ -23,14 +24,16 @@ from argosy.control.host_events import (
     HostWakeAt,
     KillTree,
     ListenFor,
+    TellUser,
     Ordered,
     PageRead,
-    ProcessId,
-    Quit,
+    EndDaemons,
+    QuitWanted,
     RemoveRun,
     RunRemoved,
     SendSignal,
-    SpawnZygote,
+    StoreEnded,
+    StoreForked,
     StoreListens,
     ToRun,
     WardenCame,
@@ -41,12 +44,13 @@ from argosy.control.host_events import (
     ZygoteRefused,
     ZygoteSpawned,
 )
-from argosy.control.host_state import HostState, LocalRank, LocalRun
+from argosy.control.host_state import HostState, LocalRank, LocalRun, TorchStore
 from argosy.control.messages import (
     AcceptRun,
     Cleared,
     ClearRun,
     Exited,
+    HostFailed,
     KillRanks,
     Noted,
     OpenStore,
@@ -63,14 +67,14 @@ from argosy.control.zygotes import (
     trim_zygotes,
     want_zygote,
     zygote_came,
+    zygote_for,
     zygote_loaded,
     zygote_lost,
 )
-from argosy.core import RankId, WaitStatus
+from argosy.core import ProcessId, RankId, WaitStatus
 
 REPORT_S = 1.0
 """How long a parent has to report an exit before the kernel is asked."""
-UPKEEP_S = 2.0
 
 Effects = list[HostEffect]
 
@@ -79,9 +83,10 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
     """Decide what follows from `event`; performs nothing. The state that was passed in is used up."""
     out: Effects = []
     match event:
-        case Ordered(run, AcceptRun(terms)):
-            state.runs.setdefault(run, LocalRun(terms, terms.key))
-            state.linger_s, state.idle_since = terms.linger_s, None
+        case Ordered(run, AcceptRun(number, launch)):
+            key = "" if launch.kind == "program" else zygote_for(state, launch.key)
+            state.runs.setdefault(run, LocalRun(number, launch, key))
+            state.linger_s, state.idle_since = launch.linger_s, None
         case Ordered(run, order):
             if run in state.runs:
                 _obey(state, run, order, now, out)
@@ -110,15 +115,22 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
         case ZygoteRefused(key, reason):
             give_up_zygote(state, key, f"the interpreter cannot be executed: {reason}", out)
             _start_waiting(state, now, out)
-        case StoreListens(run, generation, port, reason):
-            if run in state.runs and state.runs[run].listening == generation:
-                state.runs[run].listening = None
-                report = StoreFailed(generation, reason) if reason else StoreOpened(generation, port)
-                out.append(ToRun(run, report))
+        case StoreListens() | StoreForked() | StoreEnded():
+            _store(state, event, out)
+        case EnvironmentLost(run):
+            if run in state.runs and not state.runs[run].failed:
+                state.runs[run].failed = True
+                for _, local in _asked(state, state.runs[run].key, run):
+                    local.phase = "waiting"
+                out.append(ToRun(run, HostFailed("its environment was lost: agent, warden and zygote died together")))
+        case QuitWanted():
+            state.linger_s = 0.0
+            _tick(state, now, out)
         case RunRemoved(run):
             if state.runs.pop(run, None) is not None:
                 out.append(ToRun(run, Cleared()))
                 state.idle_since = None if state.runs else now
+                trim_zygotes(state, out)
                 _tick(state, now, out)
         case HostTick():
             _tick(state, now, out)
@@ -132,14 +144,18 @@ def _recovered(state: HostState, now: float, out: Effects) -> None:
     """Ask again for what will not be answered. Who started ranks says so when it connects (`_ask_again`)."""
     for name, run in state.runs.items():
         if run.listening is not None:
-            out.append(ListenFor(name, run.listening))
+            port = run.launch.master_port if run.store is None else run.store.port
+            out.append(ListenFor(name, run.listening, port))
         if run.removing:
             out.append(RemoveRun(name))
-    for key, zygote in state.zygotes.items():
+    for key, zygote in list(state.zygotes.items()):
         if zygote.process is None:
-            out.append(SpawnZygote(key))
+            del state.zygotes[key]  # Whoever waits for it starts another.
         else:
             zygote.phase, zygote.awaited_until = "returning", now + RETURN_S
+            out.append(HostWakeAt(zygote.awaited_until))
+    state.quitting = False
+    state.idle_since = None if state.runs else now
 
 
 def _tick(state: HostState, now: float, out: Effects) -> None:
@@ -149,14 +165,11 @@ def _tick(state: HostState, now: float, out: Effects) -> None:
     for name, run in state.runs.items():
         for local in run.ranks.values():
             _ask_kernel_if_late(name, local, now, out)
-    trim_zygotes(state, out)
     _start_waiting(state, now, out)
-    if state.runs:
-        out.append(HostWakeAt(now + UPKEEP_S))
-    elif state.idle_since is not None and now >= state.idle_since + state.linger_s:
+    if state.idle_since is not None and now >= state.idle_since + state.linger_s:
         if not state.quitting:
             state.quitting = True
-            out.append(Quit())
+            out.append(EndDaemons())
     elif state.idle_since is not None:
         out.append(HostWakeAt(state.idle_since + state.linger_s))
 
@@ -168,8 +181,9 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
     run = state.runs[name]
     match order:
         case OpenStore(generation):
-            run.listening = generation
-            out.append(ListenFor(name, generation))
+            run.listening, before, run.store = generation, run.store, None
+            after = None if before is None else before.process
+            out.append(ListenFor(name, generation, run.launch.master_port, after))
         case StartRanks(view, ranks, port):
             run.view = view
             for rank in ranks:
@@ -188,7 +202,7 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
                 elif local.phase == "waiting":
                     _ended(name, local, Exited(rank, WaitStatus(signal=9)), out)
                 elif local.phase != "ended":
-                    local.doomed = True
+                    local.doomed = local.asked = True
                     out.append(KillTree(name, rank))
         case ClearRun():
             run.removing = True
@@ -198,6 +212,7 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
 
 
 def _signal(name: str, local: LocalRank, number: int, out: Effects) -> None:
+    local.asked = True
     if local.phase == "waiting":
         _ended(name, local, Exited(local.rank, WaitStatus(signal=number)), out)
     elif local.phase == "asked":
@@ -210,7 +225,7 @@ def _start_waiting(state: HostState, now: float, out: Effects) -> None:
     """Start the ranks that wait, as far as there is somebody to start them."""
     for name, run in state.runs.items():
         waiting = [local for local in run.ranks.values() if local.phase == "waiting"]
-        if not waiting or (run.key and want_zygote(state, run.key, now, out) is None):
+        if not waiting or run.failed or (run.key and want_zygote(state, name, run, now, out) is None):
             continue
         for local in waiting:
             local.phase = "asked"
@@ -235,9 +250,36 @@ def _forget_asked(state: HostState, key: str, out: Effects) -> None:
             _ended(name, local, Exited(local.rank, WaitStatus(signal=local.signal or 9)), out)
 
 
-def _asked(state: HostState, key: str) -> list[tuple[str, LocalRank]]:
-    runs = [(name, run) for name, run in state.runs.items() if run.key == key]
+def _asked(state: HostState, key: str, only: str = "") -> list[tuple[str, LocalRank]]:
+    runs = [(name, run) for name, run in state.runs.items() if run.key == key and only in ("", name)]
     return [(name, local) for name, run in runs for local in run.ranks.values() if local.phase == "asked"]
+
+
+def _store(state: HostState, event: StoreListens | StoreForked | StoreEnded, out: Effects) -> None:
+    """Keep a store for the ranks of the generation that was asked for last."""
+    run = state.runs.get(event.run)
+    if run is None:
+        return
+    generation, store = event.generation, run.store
+    match event:
+        case StoreListens(port=port, reason=reason):
+            if run.listening != generation:
+                return
+            run.listening = None
+            if not reason:
+                run.store = TorchStore(generation, port)
+                out.append(ToRun(event.run, StoreOpened(generation, port)))
+            elif store is None:
+                out.append(ToRun(event.run, StoreFailed(generation, reason)))
+            else:
+                out.append(TellUser(event.run, f"torch's store ended and cannot be replaced: {reason}"))
+        case StoreForked(process=process):
+            if store is not None and store.generation == generation:
+                store.process = process
+        case StoreEnded():
+            if store is not None and store.generation == generation and not run.removing and run.listening is None:
+                store.process, run.listening = None, generation
+                out.append(ListenFor(event.run, generation, store.port))
 
 
 # --- children

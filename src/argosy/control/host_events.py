@@ -3,14 +3,7 @@
 import msgspec
 
 from argosy.control.messages import Order, Report
-from argosy.core import RankId, WaitStatus
-
-
-class ProcessId(msgspec.Struct, frozen=True):
-    """A process: its pid, and its start time in clock ticks, which tells it from a later one of that pid."""
-
-    pid: int
-    start: int
+from argosy.core import ProcessId, RankId, WaitStatus
 
 
 # --- events
@@ -36,6 +29,9 @@ class ZygoteCame(msgspec.Struct, frozen=True, tag=True):
     key: str
     process: ProcessId
     ready: bool
+    shared_key: str = ""
+    left_out: tuple[str, ...] = ()
+    """What is known to spoil zygotes of its launch."""
 
 
 class ZygoteLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +39,7 @@ class ZygoteLoaded(msgspec.Struct, frozen=True, tag=True):
 
     key: str
     process: ProcessId
+    shared_key: str = ""
     spoiled: tuple[tuple[str, str], ...] = ()
 
 
@@ -122,6 +119,31 @@ class StoreListens(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class StoreForked(msgspec.Struct, frozen=True, tag=True):
+    """A process serves the store of a generation."""
+
+    run: str
+    generation: int
+    process: ProcessId
+
+
+class StoreEnded(msgspec.Struct, frozen=True, tag=True):
+    """The process that served a store, or the port that waited for one, is gone."""
+
+    run: str
+    generation: int
+
+
+class EnvironmentLost(msgspec.Struct, frozen=True, tag=True):
+    """The environment of a run is gone: agent, warden and zygote died together. Answers `ForkRanks`."""
+
+    run: str
+
+
+class QuitWanted(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants the daemons to end as soon as there is no run."""
+
+
 class RunRemoved(msgspec.Struct, frozen=True, tag=True):
     """Nothing of a run is left."""
 
@@ -151,6 +173,10 @@ HostEvent = (
     | ChildSilent
     | PageRead
     | StoreListens
+    | StoreForked
+    | StoreEnded
+    | EnvironmentLost
+    | QuitWanted
     | RunRemoved
     | HostTick
     | HostRecovered
@@ -167,28 +193,30 @@ class ToRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpawnZygote(msgspec.Struct, frozen=True, tag=True):
-    """Execute a zygote."""
+    """Execute a zygote, in the environment of a run."""
 
     key: str
+    run: str
 
 
 class ImportIn(msgspec.Struct, frozen=True, tag=True):
-    """Let a zygote import entries; answered by `ZygoteLoaded`."""
+    """Let a zygote import entries; `imports` names them. Answered by `ZygoteLoaded`."""
 
-    key: str
+    process: ProcessId
     entries: tuple[str, ...]
+    imports: str
 
 
 class RetireZygote(msgspec.Struct, frozen=True, tag=True):
     """Let a zygote end with its last child."""
 
-    key: str
+    process: ProcessId
 
 
 class RememberSpoiled(msgspec.Struct, frozen=True, tag=True):
-    """Keep for later launches what spoiled a zygote, and why."""
+    """Keep for later launches with these packages what spoiled a zygote, and why."""
 
-    key: str
+    fingerprint: str
     spoiled: tuple[tuple[str, str], ...]
 
 
@@ -224,10 +252,15 @@ class AskKernel(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListenFor(msgspec.Struct, frozen=True, tag=True):
-    """Open a port for the store of a generation, which a process serves from the first connection on."""
+    """Open a port for the store of a generation, which a process serves from the first connection on.
+
+    The process `after` served the one before, and is ended first. `port` 0: any.
+    """
 
     run: str
     generation: int
+    port: int = 0
+    after: ProcessId | None = None
 
 
 class RemoveRun(msgspec.Struct, frozen=True, tag=True):
@@ -236,7 +269,7 @@ class RemoveRun(msgspec.Struct, frozen=True, tag=True):
     run: str
 
 
-class Notice(msgspec.Struct, frozen=True, tag=True):
+class TellUser(msgspec.Struct, frozen=True, tag=True):
     """A line for the user of a run."""
 
     run: str
@@ -249,7 +282,7 @@ class HostWakeAt(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
-class Quit(msgspec.Struct, frozen=True, tag=True):
+class EndDaemons(msgspec.Struct, frozen=True, tag=True):
     """Nothing was asked for as long as daemons linger: end them."""
 
 
@@ -265,7 +298,7 @@ HostEffect = (
     | AskKernel
     | ListenFor
     | RemoveRun
-    | Notice
+    | TellUser
     | HostWakeAt
-    | Quit
+    | EndDaemons
 )

@@ -4,9 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from argosy.control.host_events import ProcessId
-from argosy.control.messages import Terms
-from argosy.core import RankId
+from argosy.control.launch import Launch
+from argosy.core import ProcessId, RankId
 
 
 class LocalRank(msgspec.Struct):
@@ -18,6 +17,8 @@ class LocalRank(msgspec.Struct):
     """waiting: for its zygote; asked: somebody was told to start it; running: its process exists."""
     process: ProcessId | None = None
     started_at: float = 0.0
+    asked: bool = False
+    """Its run has told it to stop."""
     signal: int = 0
     """To be sent as soon as the process exists."""
     doomed: bool = False
@@ -27,26 +28,43 @@ class LocalRank(msgspec.Struct):
     noted: tuple[int, int, bool] = (0, 0, False)
 
 
+class TorchStore(msgspec.Struct):
+    """The store of torch that ranks of a generation find at a port, and the process that serves it, if one does."""
+
+    generation: int
+    port: int
+    process: ProcessId | None = None
+
+
 class LocalRun(msgspec.Struct):
     """A run as one of its hosts knows it."""
 
-    terms: Terms
+    number: int
+    launch: Launch
     key: str
     """The zygote that forks its ranks; empty if they are executed."""
     ranks: dict[int, LocalRank] = {}
     view: int = 0
     listening: int | None = None
     """The generation whose store is being opened."""
+    store: TorchStore | None = None
+    failed: bool = False
+    """The host can start none of its ranks any more."""
     removing: bool = False
 
 
-class Zygote(msgspec.Struct):
+class LocalZygote(msgspec.Struct):
     """A zygote of this host."""
 
-    entries: tuple[str, ...]
+    launch: Launch | None
+    """The launch that it was started for; None if it came by itself, ready."""
+    left_out: list[str] = []
+    """What it must not import: that spoiled an earlier one."""
     phase: Literal["spawned", "importing", "ready", "returning"] = "spawned"
     """returning: an earlier agent had it, and it has not connected again yet."""
     process: ProcessId | None = None
+    shared_key: str = ""
+    """The key of all launches that it can serve, when it is ready."""
     tries: int = 1
     used_at: float = 0.0
     awaited_until: float = 0.0

@@ -1,5 +1,6 @@
 """What one `argosy run` asks for, and the environment that each of its ranks gets."""
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -59,6 +60,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         for extent in self.dims.values():
             size *= extent
         return size
+
+
+def imports_id(launch: Launch) -> str:
+    """Name what a zygote of this launch imports, and with which interpreter."""
+    digest = hashlib.blake2s(digest_size=8)
+    for part in (*launch.python, "", launch.fingerprint, "", *launch.preload):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
 
 
 def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:

@@ -5,27 +5,17 @@ A run sends `Order`s to a host, a host answers with `Report`s. `node.py` deliver
 
 import msgspec
 
+from argosy.control.launch import Launch
 from argosy.core import RankId, WaitStatus
 
 # --- a run to a host
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host must know of a run in order to start its ranks."""
-
-    key: str = ""
-    """Names the zygote that forks its ranks; empty: they are executed."""
-    preload: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    """Entries of `preload` that are known to spoil a zygote."""
-    spares: int = 0
-    linger_s: float = 600.0
-
-
 class AcceptRun(msgspec.Struct, frozen=True, tag=True):
-    """The run will have ranks on the host."""
+    """The run will have ranks on the host; `number` counts the launches of its directory."""
 
-    terms: Terms
+    number: int
+    launch: Launch
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +68,12 @@ class StoreFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class HostFailed(msgspec.Struct, frozen=True, tag=True):
+    """The host can start no rank of this run any more."""
+
+    reason: str
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """A rank's process exists."""
 
@@ -112,4 +108,4 @@ class Cleared(msgspec.Struct, frozen=True, tag=True):
     """Nothing of the run is left on the host."""
 
 
-Report = StoreOpened | StoreFailed | Started | Noted | Exited | Cleared
+Report = StoreOpened | StoreFailed | HostFailed | Started | Noted | Exited | Cleared

@@ -3,25 +3,38 @@
 Pure, as they are. Messages within a node are passed on at once. Letters to another node are numbered and kept until it
 has taken them, so that they are taken once and in order, whatever connections and agents do meanwhile.
 
-The agent logs each event before it performs its effects. `recover` replays the log after a crash.
+The agent logs each event before it performs its effects. `recover` replays the log after a crash. A log may begin with
+the state of an earlier one, so that it stays short.
 
 N1  An event and its effects are one record: none of the effects is performed before the record is written.
-N2  After a crash every effect is performed again that is not known to have been, except signals: performing them is
-    idempotent, while a second signal would mean more than one. Effects that are answered are asked for until they are.
+N2  After a crash the machines ask again for what is answered (`Recovered`, `HostRecovered`). Of the rest, what is not
+    known to have been performed is performed again if that does no harm. A signal is never repeated: a second one
+    would mean more than one.
 N3  A letter is taken once, in the order of its numbers.
 """
 
+import signal
 from collections import deque
 from collections.abc import Iterable
 
 import msgspec
 
 from argosy.control import host, run
-from argosy.control.host_events import HostEffect, HostEvent, HostRecovered, HostWakeAt, Ordered, SendSignal, ToRun
+from argosy.control.host_events import (
+    HostEffect,
+    HostEvent,
+    HostRecovered,
+    KillTree,
+    Ordered,
+    QuitWanted,
+    RememberSpoiled,
+    RetireZygote,
+    ToRun,
+)
 from argosy.control.host_state import HostState
-from argosy.control.messages import Order, Report, Terms
-from argosy.control.restart import Restart
-from argosy.control.run_events import FromHost, Recovered, RunEffect, RunEvent, ToHost, WakeAt
+from argosy.control.launch import Launch
+from argosy.control.messages import Order, Report
+from argosy.control.run_events import Begin, FromHost, Record, Recovered, RunEffect, RunEvent, StopWanted, ToHost
 from argosy.control.run_state import RunState
 
 # --- events
@@ -31,12 +44,9 @@ class Launched(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A run begins that this node heads; `hosts` names the node of each rank."""
 
     run: str
-    launch: int
-    dims: dict[str, int]
-    restart: Restart
-    grace_s: float
+    number: int
+    launch: Launch
     hosts: list[str]
-    terms: Terms
 
 
 class ForRun(msgspec.Struct, frozen=True, tag=True):
@@ -69,13 +79,19 @@ class Connected(msgspec.Struct, frozen=True, tag=True):
     taken: int
 
 
+class ShutDown(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants all runs of this node to end, and then its daemons."""
+
+    by: str
+
+
 class Forgotten(msgspec.Struct, frozen=True, tag=True):
     """A run that this node headed was finished: nothing of it need be remembered."""
 
     run: str
 
 
-NodeEvent = Launched | ForRun | ForHost | Letter | Connected | Forgotten
+NodeEvent = Launched | ForRun | ForHost | Letter | Connected | ShutDown | Forgotten
 
 # --- effects
 
@@ -126,9 +142,9 @@ def react(state: NodeState, event: NodeEvent, now: float) -> tuple[NodeState, li
     out: list[NodeEffect] = []
     match event:
         case Launched():
-            made = run.new_run(event.launch, event.dims, event.restart, event.grace_s, event.hosts)
-            made.terms = event.terms
-            state.runs[event.run] = made
+            if event.run not in state.runs:
+                state.runs[event.run] = run.new_run(event.number, event.launch, event.hosts, now)
+            inbox.append(ForRun(event.run, Begin()))
         case ForRun() | ForHost():
             inbox.append(event)
         case Letter(peer, number, name, content):
@@ -140,8 +156,12 @@ def react(state: NodeState, event: NodeEvent, now: float) -> tuple[NodeState, li
             mail = state.mail.setdefault(peer, Mail())
             mail.waiting = [letter for letter in mail.waiting if letter.number > taken]
             out += mail.waiting
+        case ShutDown(by):
+            inbox += [ForRun(name, StopWanted(by, signal.SIGTERM)) for name in state.runs]
+            inbox.append(ForHost(QuitWanted()))
         case Forgotten(name):
             state.runs.pop(name, None)
+            state.heads.pop(name, None)
     while inbox:
         _pass_on(state, inbox.popleft(), now, inbox, out)
     first = state.effects + 1
@@ -206,28 +226,35 @@ class Performed(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-LogRecord = Decided | Performed
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """All that came before, as the state that it led to."""
+
+    state: NodeState
+
+
+LogRecord = Decided | Performed | Known
 
 
 def recover(name: str, log: Iterable[LogRecord]) -> tuple[NodeState, list[Numbered]]:
     """Replay a node's log: its state, and the effects to perform now (N2). Feed it `recovered` afterwards."""
     state, pending = NodeState(name), list[Numbered]()
     for record in log:
-        if isinstance(record, Performed):
-            pending = [each for each in pending if each[0] > record.number]
-        else:
-            state, effects = react(state, record.event, record.at)
-            pending += effects
-    return state, [(number, effect) for number, effect in pending if not _is_once(effect)]
+        match record:
+            case Performed(number):
+                pending = [each for each in pending if each[0] > number]
+            case Known(known):
+                state, pending = known, []
+            case Decided(event, at):
+                state, effects = react(state, event, at)
+                pending += [each for each in effects if _is_repeated(each[1])]
+    return state, pending
 
 
-def _is_once(effect: NodeEffect) -> bool:
-    """Whether an effect must not be performed twice, or need not be because ticks renew it."""
-    match effect:
-        case OfRun(effect=WakeAt()) | OfHost(effect=HostWakeAt() | SendSignal()):
-            return True
-        case _:
-            return False
+def _is_repeated(effect: NodeEffect) -> bool:
+    """Whether an effect can be performed twice, and nobody asks for it again."""
+    if isinstance(effect, Letter):
+        return False  # Letters wait in the mail.
+    return isinstance(effect.effect, Record | KillTree | RetireZygote | RememberSpoiled)
 
 
 def recovered(state: NodeState) -> list[NodeEvent]:

@@ -12,7 +12,7 @@ R5  Ranks of one generation that are lost within `AT_ONCE_S` share a cause: R1 t
 R6  In a managed run, a rank that fails by itself gets `OWN_MAX` attempts in a row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -168,14 +168,6 @@ def decide_restart(restart: Restart, budget: Budget, dims: Mapping[str, int]) ->
     delay_s = min(first_delay_s * 2.0 ** max(0, in_a_row - 2), restart.backoff_max_s)  # R4
     count = f"restart {past + 1}" + ("" if restart.max_restarts is None else f" of {restart.max_restarts}")
     return RestartAfter(ranks, delay_s, f"{count}, ranks {format_ranks(ranks)}")
-
-
-def budget_after(failures: Sequence[Failure]) -> Budget:
-    """Return the budget after these failures, oldest first."""
-    budget = Budget()
-    for failure in failures:
-        budget = charge(budget, failure)
-    return budget
 
 
 def parse_restart(text: str, max_restarts: int | None) -> Restart:

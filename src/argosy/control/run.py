@@ -15,11 +15,13 @@ import signal
 from collections.abc import Callable, Iterable
 
 from argosy.control import facts
+from argosy.control.launch import Launch
 from argosy.control.messages import (
     AcceptRun,
     Cleared,
     ClearRun,
     Exited,
+    HostFailed,
     KillRanks,
     Noted,
     OpenStore,
@@ -31,15 +33,16 @@ from argosy.control.messages import (
     StoreFailed,
     StoreOpened,
 )
-from argosy.control.restart import Failure, GiveUp, Restart, charge, decide_restart
+from argosy.control.restart import Failure, GiveUp, charge, decide_restart
 from argosy.control.run_events import (
     Begin,
     Broken,
+    ClientCame,
+    ClientLeft,
     EvidenceTaken,
     Finish,
     FromHost,
     Hung,
-    Leased,
     Record,
     Recovered,
     RunEffect,
@@ -50,7 +53,7 @@ from argosy.control.run_events import (
     ToHost,
     WakeAt,
 )
-from argosy.control.run_state import ANEW, RunState, Slot, Takedown
+from argosy.control.run_state import MANAGED, REPLACE, RunState, Slot, Takedown
 from argosy.core import RankId, format_ranks
 
 Effects = list[RunEffect]
@@ -62,6 +65,8 @@ CLEAR_S = 15.0
 """After this long the run ends although a host has not said that it cleared up."""
 AGAIN_S = 1.0
 """A rank that was killed and is still there is killed again after this long."""
+LEASE_S = 10.0
+"""How long a client has to come back to a new agent before its run is stopped."""
 STEADY_S = 10.0
 """A rank that lived this long counts as having made progress, even if it shows no steps."""
 HANG_CODE = 124
@@ -69,53 +74,51 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
 """Signals that a process brings upon itself."""
 
 
-def new_run(launch: int, dims: dict[str, int], restart: Restart, grace_s: float, hosts: list[str]) -> RunState:
+def new_run(number: int, launch: Launch, hosts: list[str], now: float) -> RunState:
     """The state before anything happened; `hosts` names the host of each rank."""
-    return RunState(
-        launch=launch,
-        dims=dims,
-        restart=restart,
-        grace_s=grace_s,
-        slots=[Slot(host) for host in hosts],
-        hosts=list(dict.fromkeys(hosts)),
-    )
+    slots, hosts = [Slot(host) for host in hosts], list(dict.fromkeys(hosts))
+    return RunState(number=number, launch=launch, started_at=now, slots=slots, hosts=hosts)
 
 
 def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effects]:
     """Decide what follows from `event`; performs nothing. The state that was passed in is used up."""
     out: Effects = []
+    if isinstance(event, EvidenceTaken):
+        state.owed.pop(event.index, None)
     if state.ended:
         if isinstance(event, Recovered):
+            _ask_for_evidence(state, out)
             _finish(state, out)
         return state, out
     match event:
         case Begin():
             if not state.began and not state.final:
-                out.extend(ToHost(host, AcceptRun(state.terms)) for host in state.hosts)
-                _open(state, range(len(state.slots)), 0, out)
-                state.began = True
+                _begin(state, out)
         case FromHost(host, report):
             _reported(state, host, report, now, out)
         case StopWanted():
             _stop(state, event, now, out)
-        case Leased(until):
-            state.lease_until = until
+        case ClientCame():
+            state.lease_until = None
+        case ClientLeft():
+            state.lease_until = now
             _look_at_lease(state, now, out)
         case Hung(index, summary):
             failure = _failure(state, index, f"rank {index}: {summary}", now, progressed=True)
             if state.slots[index].pid:
                 _failed(state, failure, HANG_CODE, out)
-        case EvidenceTaken():
-            for takedown in list(state.takedowns.values()):
-                takedown.evidence = None
+        case EvidenceTaken(index):
+            if (takedown := state.takedowns.get(state.slots[index].takedown)) is not None:
+                takedown.evidence = False
                 _advance(state, takedown, now, out)
         case Broken(reason):
             _take_down(state, _everyone(state, reason, 1), now, out)
         case Tick():
             _tick(state, now, out)
         case Recovered():
-            waiting = [each for each in state.takedowns.values() if each.evidence is not None]
-            out.extend(TakeEvidence(each.evidence, each.cause) for each in waiting if each.evidence is not None)
+            if not state.launch.detached and state.began:
+                state.lease_until = now + LEASE_S
+            _ask_for_evidence(state, out)
             _tick(state, now, out)
     if state.began and not state.alive and not state.takedowns and state.outcome is None:
         _clear(state, 0, "every rank ended with exit code 0", now, out)
@@ -130,6 +133,10 @@ def _tick(state: RunState, now: float, out: Effects) -> None:
         _finish(state, out)
     elif state.outcome is not None:
         out.append(WakeAt(state.outcome[2]))
+
+
+def _ask_for_evidence(state: RunState, out: Effects) -> None:
+    out.extend(TakeEvidence(first, cause) for first, cause in state.owed.values())
 
 
 def _look_at_lease(state: RunState, now: float, out: Effects) -> None:
@@ -152,6 +159,9 @@ def _reported(state: RunState, host: str, report: Report, now: float, out: Effec
                 state.opening = set()
         case StoreFailed(generation, reason):
             if generation == state.store_generation and not state.final:
+                _take_down(state, _everyone(state, reason, 1), now, out)
+        case HostFailed(reason):
+            if not state.final and state.outcome is None:
                 _take_down(state, _everyone(state, reason, 1), now, out)
         case Started(rank, pid):
             _started(state, rank, pid, now, out)
@@ -197,14 +207,11 @@ def _exited(state: RunState, event: Exited, now: float, out: Effects) -> None:
     if slot.takedown:
         _advance(state, state.takedowns[slot.takedown], now, out)
     elif not status.ok:
-        own = status.code is not None or status.signal in CRASHES
-        own = own and not slot.flags & ANEW
-        managed = state.managed > 0
-        # In a managed run, a rank that ends itself after its first step, time and again, makes no progress. Elsewhere
-        # progress of any rank that was started together with it counts.
-        moved = slot.moved and (not own or not managed or slot.steps > 1)
-        if not managed:
-            moved = moved or event.lived_s > STEADY_S or state.moved.get(slot.generation, 0) > 0
+        own = (status.code is not None or status.signal in CRASHES) and not slot.flags & REPLACE
+        if state.managed:  # A rank that ends itself after its first step, time and again, makes no progress.
+            moved = slot.moved and not (own and slot.flags & MANAGED and slot.steps < 2)
+        else:  # Progress of any rank that was started together with it counts.
+            moved = event.lived_s > STEADY_S or state.moved.get(slot.generation, 0) > 0
         cause = f"rank {index}: {event.oom or status}"
         failure = _failure(state, index, cause, now, progressed=moved, own=own)
         _failed(state, failure, status.shell_code, out)
@@ -224,27 +231,32 @@ def _failed(state: RunState, failure: Failure, code: int, out: Effects) -> None:
     if state.final or state.slots[index].takedown:
         return  # P4
     state.budget = charge(state.budget, failure)
-    decision = decide_restart(state.restart, state.budget, state.dims)
-    out.append(TakeEvidence(state.rank(index), failure.cause))
+    decision = decide_restart(state.launch.restart, state.budget, state.launch.dims)
+    failed, cause = state.rank(index), failure.cause
+    state.owed[index] = (failed, cause)
     if isinstance(decision, GiveUp):
-        if state.restart.policy not in ("auto", "never") or failure.managed:
-            out.append(Record(facts.GaveUp(at=now, reason=decision.reason)))
-        _take_down(state, _everyone(state, failure.cause, code), now, out, evidence=state.rank(index))
-        return
-    ranks, cause = set(decision.ranks), failure.cause
-    if state.grouped and not failure.managed and len(ranks) < len(state.slots):
-        ranks = set(range(len(state.slots)))
-        cause += "; all ranks restart, because torch's own process group cannot take one rank back"
-    fact = facts.Restarting(
-        at=now,
-        ranks=sorted(ranks),
-        generation=_next_generation(state, ranks),
-        cause=cause,
-        delay_s=decision.delay_s,
-    )
-    out.append(Record(fact))
-    takedown = Takedown(ranks, cause, start_at=now + decision.delay_s)
-    _take_down(state, takedown, now, out, evidence=state.rank(index))
+        if state.launch.restart.policy not in ("auto", "never") or failure.managed:
+            out.append(Record(facts.GaveUp(at=now, reason=decision.reason, failed=failed)))
+        takedown = _everyone(state, cause, code)
+    else:
+        ranks, note = set(decision.ranks), ""
+        if state.grouped and not failure.managed and len(ranks) < len(state.slots):
+            ranks = set(range(len(state.slots)))
+            note = "torch's own process group cannot take one rank back"
+        fact = facts.Restarting(
+            at=now,
+            ranks=sorted(ranks),
+            generation=_next_generation(state, ranks),
+            cause=cause,
+            failed=failed,
+            note=note,
+            delay_s=decision.delay_s,
+        )
+        out.append(Record(fact))
+        takedown = Takedown(ranks, cause, start_at=now + decision.delay_s)
+    out.append(TakeEvidence(failed, cause))
+    takedown.evidence = True
+    _take_down(state, takedown, now, out)
 
 
 def _stop(state: RunState, event: StopWanted, now: float, out: Effects) -> None:
@@ -258,7 +270,7 @@ def _stop(state: RunState, event: StopWanted, now: float, out: Effects) -> None:
         _take_down(state, takedown, now, out)
         return
     final = state.takedowns[state.final]  # Asked twice, or asked during the end: no more grace.
-    final.kill_at, final.evidence, final.code = now, None, final.code or 128 + event.signal
+    final.kill_at, final.evidence, final.code = now, False, final.code or 128 + event.signal
     _advance(state, final, now, out)
 
 
@@ -267,9 +279,7 @@ def _everyone(state: RunState, cause: str, code: int) -> Takedown:
     return Takedown(set(range(len(state.slots))), cause, final=True, code=code)
 
 
-def _take_down(
-    state: RunState, takedown: Takedown, now: float, out: Effects, *, evidence: RankId | None = None
-) -> None:
+def _take_down(state: RunState, takedown: Takedown, now: float, out: Effects) -> None:
     """Begin to stop ranks. Takedowns that overlap with this one, or all if it is final, become part of it."""
     state.takedowns_made += 1
     number = takedown.number = state.takedowns_made
@@ -286,15 +296,15 @@ def _take_down(
         for index in state.opening:  # They were to start when their store listens: they never will.
             state.leave(index, None)
         state.opening = set()
-    if takedown.alive:  # P1
-        takedown.evidence, takedown.evidence_until = evidence, now + EVIDENCE_S
+    takedown.evidence = takedown.evidence and bool(takedown.alive)  # P1
+    takedown.evidence_until = now + EVIDENCE_S
     _advance(state, takedown, now, out)
 
 
 def _advance(state: RunState, takedown: Takedown, now: float, out: Effects) -> None:
     """Carry a takedown as far as it can go at `now`."""
     if takedown.alive:
-        if takedown.evidence is not None and now < takedown.evidence_until:
+        if takedown.evidence and now < takedown.evidence_until:
             out.append(WakeAt(takedown.evidence_until))
         elif takedown.kill_at is None:
             _tell(state, takedown, now, out)
@@ -322,7 +332,7 @@ def _advance(state: RunState, takedown: Takedown, now: float, out: Effects) -> N
 
 def _tell(state: RunState, takedown: Takedown, now: float, out: Effects) -> None:
     """Ask the living ranks of a takedown to end within their grace. Nobody is asked twice: that would mean more."""
-    takedown.kill_at = now + (state.grace_s if takedown.grace_s is None else takedown.grace_s)
+    takedown.kill_at = now + (state.launch.grace_s if takedown.grace_s is None else takedown.grace_s)
     asked = [index for index in takedown.alive if not state.slots[index].asked]
     for index in asked:
         state.slots[index].asked = True
@@ -331,6 +341,20 @@ def _tell(state: RunState, takedown: Takedown, now: float, out: Effects) -> None
 
 
 # --- starting and ending
+
+
+def _begin(state: RunState, out: Effects) -> None:
+    fact = facts.LaunchStarted(
+        at=state.started_at,
+        launch=state.number,
+        argv=state.launch.argv,
+        size=len(state.slots),
+        host=state.hosts[0],
+    )
+    out.append(Record(fact))
+    out.extend(ToHost(host, AcceptRun(state.number, state.launch)) for host in state.hosts)
+    _open(state, range(len(state.slots)), 0, out)
+    state.began = True
 
 
 def _open(state: RunState, indices: Iterable[int], generation: int, out: Effects) -> None:
@@ -380,7 +404,7 @@ def _next_generation(state: RunState, ranks: Iterable[int]) -> int:
 def describe(state: RunState) -> str:
     """One word or two for `argosy ps`."""
     if state.ended:
-        return "ended"
+        return "ending"
     if not state.began:
         return "starting"
     if state.final or state.outcome is not None:

@@ -28,10 +28,12 @@ class StopWanted(msgspec.Struct, frozen=True, tag=True):
     grace_s: float | None = None
 
 
-class Leased(msgspec.Struct, frozen=True, tag=True):
-    """The run's client is there (None), or is gone and may come back until a time."""
+class ClientCame(msgspec.Struct, frozen=True, tag=True):
+    """The client whose run ends with it is there."""
 
-    until: float | None = None
+
+class ClientLeft(msgspec.Struct, frozen=True, tag=True):
+    """The client whose run ends with it is gone."""
 
 
 class Hung(msgspec.Struct, frozen=True, tag=True):
@@ -42,7 +44,9 @@ class Hung(msgspec.Struct, frozen=True, tag=True):
 
 
 class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
-    """The incident that was asked for is on disk, or could not be taken."""
+    """The incident about the failure of rank `index` is on disk, or could not be taken."""
+
+    index: int
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
@@ -56,10 +60,10 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
 
 
 class Recovered(msgspec.Struct, frozen=True, tag=True):
-    """The agent is a new one: what was under way in the old one is lost, and with it the answers."""
+    """The agent is a new one: what was under way in the old one is lost, with its answers and its clients."""
 
 
-RunEvent = Begin | FromHost | StopWanted | Leased | Hung | EvidenceTaken | Broken | Tick | Recovered
+RunEvent = Begin | FromHost | StopWanted | ClientCame | ClientLeft | Hung | EvidenceTaken | Broken | Tick | Recovered
 
 
 # --- effects

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from argosy.control.messages import Terms
-from argosy.control.restart import Budget, Restart
+from argosy.control.launch import Launch
+from argosy.control.restart import Budget
 from argosy.core import RankId, WaitStatus
 from argosy.observe import Flag
 
 MANAGED, GROUPED = int(Flag.RUN_MANAGED), int(Flag.PROCESS_GROUP)
-HOPELESS, SERVED, ANEW = int(Flag.HOPELESS), int(Flag.SERVED), int(Flag.ANEW)
+NO_REPLACEMENT, SERVED, REPLACE = int(Flag.NO_REPLACEMENT), int(Flag.SERVED), int(Flag.REPLACE)
 
 
 class Slot(msgspec.Struct):
@@ -37,6 +37,8 @@ class Slot(msgspec.Struct):
     @property
     def moved(self) -> bool:
         """Whether the rank did what it is there for."""
+        if self.flags & MANAGED:
+            return self.steps > 0
         return bool(self.steps or self.collectives or self.flags & SERVED)
 
 
@@ -53,8 +55,8 @@ class Takedown(msgspec.Struct):
     """None: the run's own."""
     number: int = 0
     alive: set[int] = set()
-    evidence: RankId | None = None
-    """Whose failure is being looked into; nobody is stopped meanwhile."""
+    evidence: bool = False
+    """A failure is being looked into; nobody is stopped meanwhile."""
     evidence_until: float = 0.0
     kill_at: float | None = None
 
@@ -62,13 +64,12 @@ class Takedown(msgspec.Struct):
 class RunState(msgspec.Struct, kw_only=True):
     """Everything that decisions about a run depend on. `react` changes it in place."""
 
-    launch: int
-    dims: dict[str, int]
-    restart: Restart
-    grace_s: float
+    number: int
+    """Counts the launches of the run's directory."""
+    launch: Launch
+    started_at: float
     slots: list[Slot]
     hosts: list[str]
-    terms: Terms = Terms()
     view: int = 0
     """Numbers the memberships of the run: it grows whenever ranks are started."""
     began: bool = False
@@ -83,6 +84,8 @@ class RunState(msgspec.Struct, kw_only=True):
     final: int = 0
     """The number of the takedown that ends the run, or 0."""
     budget: Budget = Budget()
+    owed: dict[int, tuple[RankId, str]] = {}
+    """Evidence that is being taken, by the index of the rank that failed: its rank and the cause."""
     lease_until: float | None = None
     """When the run is stopped unless its client comes back; None while there is a client, or none is needed."""
     clearing: set[str] = set()
@@ -111,7 +114,7 @@ class RunState(msgspec.Struct, kw_only=True):
             self.managed += sign
         if flags & GROUPED:
             self.grouped += sign
-        if flags & HOPELESS:
+        if flags & NO_REPLACEMENT:
             self.hopeless += sign
         if slot.moved:
             self.moved[slot.generation] = self.moved.get(slot.generation, 0) + sign

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from argosy.control.host_events import (
     HostEffect,
     ImportIn,
-    Notice,
+    TellUser,
     RememberSpoiled,
     RetireZygote,
     SpawnZygote,
@@ -19,7 +19,8 @@ from argosy.control.host_events import (
     ZygoteLoaded,
     ZygoteLost,
 )
-from argosy.control.host_state import HostState, Zygote
+from argosy.control.host_state import HostState, LocalRun, LocalZygote
+from argosy.control.launch import imports_id
 
 WARM_MAX = 4
 TRIES_MAX = 4
@@ -38,13 +39,18 @@ def without(entries: Sequence[str], left_out: Collection[str]) -> tuple[str, ...
     return kept
 
 
-def want_zygote(state: HostState, key: str, now: float, out: list[HostEffect]) -> Zygote | None:
-    """Return the zygote if it can fork; else see to it that one comes."""
-    zygote = state.zygotes.get(key)
+def zygote_for(state: HostState, key: str) -> str:
+    """The key of the zygote that serves a launch: its own, or that of one which reads none of what differs."""
+    found = (name for name, zygote in state.zygotes.items() if zygote.phase == "ready" and zygote.shared_key == key)
+    return next(found, key)
+
+
+def want_zygote(state: HostState, name: str, run: LocalRun, now: float, out: list[HostEffect]) -> LocalZygote | None:
+    """Return the zygote of a run if it can fork; else see to it that one comes."""
+    zygote = state.zygotes.get(run.key)
     if zygote is None:
-        terms = next(run.terms for run in state.runs.values() if run.key == key)
-        state.zygotes[key] = Zygote(without(terms.preload, terms.left_out))
-        out.append(SpawnZygote(key))
+        state.zygotes[run.key] = LocalZygote(run.launch, used_at=now)
+        out.append(SpawnZygote(run.key, name))
         return None
     zygote.used_at = now
     return zygote if zygote.phase == "ready" else None
@@ -54,16 +60,16 @@ def zygote_came(state: HostState, event: ZygoteCame, out: list[HostEffect]) -> N
     """Take a zygote that connected, or let it go: another one serves its key, or nobody needs it."""
     zygote = state.zygotes.get(event.key)
     if zygote is None and event.ready:
-        zygote = state.zygotes[event.key] = Zygote((), "ready", event.process)
-    if zygote is None or (zygote.process not in (None, event.process)):
-        out.append(RetireZygote(event.key))
+        zygote = state.zygotes[event.key] = LocalZygote(None)
+    if zygote is None or zygote.process not in (None, event.process) or not (event.ready or zygote.launch):
+        out.append(RetireZygote(event.process))
         return
-    zygote.process = event.process
-    if event.ready:
-        zygote.phase = "ready"
-    else:
-        zygote.phase = "importing"
-        out.append(ImportIn(event.key, zygote.entries))
+    zygote.process, zygote.shared_key = event.process, event.shared_key
+    zygote.phase = "ready" if event.ready else "importing"
+    if zygote.launch is not None and not event.ready:
+        zygote.left_out = [*zygote.left_out, *event.left_out]
+        entries = without(zygote.launch.preload, zygote.left_out)
+        out.append(ImportIn(event.process, entries, imports_id(zygote.launch)))
 
 
 def zygote_loaded(state: HostState, event: ZygoteLoaded, out: list[HostEffect]) -> None:
@@ -72,10 +78,11 @@ def zygote_loaded(state: HostState, event: ZygoteLoaded, out: list[HostEffect]) 
     if zygote is None or zygote.process != event.process:
         return
     if not event.spoiled:
-        zygote.phase = "ready"
+        zygote.phase, zygote.shared_key = "ready", event.shared_key
         return
-    out.append(RememberSpoiled(event.key, event.spoiled))
-    out.append(RetireZygote(event.key))
+    if zygote.launch is not None:
+        out.append(RememberSpoiled(zygote.launch.fingerprint, event.spoiled))
+    out.append(RetireZygote(event.process))
     for entry, reason in event.spoiled:
         _notice(state, event.key, f"{entry} is imported by each rank, not once for all: {reason}", out)
     hopeless = next((reason for entry, reason in event.spoiled if entry in OF_TORCH), "")
@@ -110,8 +117,9 @@ def trim_zygotes(state: HostState, out: list[HostEffect]) -> None:
     idle = [key for key, zygote in state.zygotes.items() if zygote.phase == "ready" and key not in in_use]
     idle.sort(key=lambda key: state.zygotes[key].used_at)
     for key in idle[: max(0, len(state.zygotes) - WARM_MAX)]:
-        del state.zygotes[key]
-        out.append(RetireZygote(key))
+        process = state.zygotes.pop(key).process
+        if process is not None:
+            out.append(RetireZygote(process))
 
 
 def _again(state: HostState, key: str, left_out: list[str], hopeless: str, out: list[HostEffect]) -> None:
@@ -119,8 +127,13 @@ def _again(state: HostState, key: str, left_out: list[str], hopeless: str, out: 
     if hopeless or zygote.tries >= TRIES_MAX:
         give_up_zygote(state, key, hopeless or "no zygote came up", out)
         return
-    state.zygotes[key] = Zygote(without(zygote.entries, left_out), tries=zygote.tries + 1)
-    out.append(SpawnZygote(key))
+    wanted = next((name for name, run in state.runs.items() if run.key == key), None)
+    if wanted is None:
+        del state.zygotes[key]
+        return
+    tries, left_out = zygote.tries + 1, [*zygote.left_out, *left_out]
+    state.zygotes[key] = LocalZygote(state.runs[wanted].launch, left_out, tries=tries, used_at=zygote.used_at)
+    out.append(SpawnZygote(key, wanted))
 
 
 def _is_wanted(state: HostState, key: str) -> bool:
@@ -131,4 +144,4 @@ def _is_wanted(state: HostState, key: str) -> bool:
 
 
 def _notice(state: HostState, key: str, text: str, out: list[HostEffect]) -> None:
-    out.extend(Notice(name, text) for name, run in state.runs.items() if run.key == key)
+    out.extend(TellUser(name, text) for name, run in state.runs.items() if run.key == key)

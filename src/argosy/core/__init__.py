@@ -4,6 +4,8 @@ from argosy.core.errors import ArgosyError as ArgosyError
 from argosy.core.errors import ConfigError as ConfigError
 from argosy.core.errors import DeadlinePassed as DeadlinePassed
 from argosy.core.errors import PeerLost as PeerLost
+from argosy.core.clock import Clock as Clock
+from argosy.core.ids import ProcessId as ProcessId
 from argosy.core.ids import RankId as RankId
 from argosy.core.ids import format_ranks as format_ranks
 from argosy.core.ids import parse_ranks as parse_ranks

@@ -18,6 +18,13 @@ class RankId(msgspec.Struct, frozen=True, order=True):
         return f"{self.mesh}/{self.index}.{self.generation}"
 
 
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process: its pid, and its start time in clock ticks, which tells it from a later one of that pid."""
+
+    pid: int
+    start: int
+
+
 def format_ranks(indices: Iterable[int]) -> str:
     """Write a set of indices as `0-3,7`."""
     parts: list[str] = []

@@ -7,19 +7,12 @@ agent -> warden:                ToWarden         warden -> agent: FromWarden
 import msgspec
 
 from argosy.control import AnyFact, Launch
-from argosy.core import RankId, WaitStatus
+from argosy.core import ProcessId, RankId, WaitStatus
 from argosy.fabric import Arrive, ForkHelper
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """One frame."""
-
-
-class Born(msgspec.Struct, frozen=True):
-    """A process: its pid, and its start time in clock ticks, which tells it from a later one of that pid."""
-
-    pid: int
-    start: int
 
 
 ORPHAN = "orphan"
@@ -28,12 +21,12 @@ ORPHAN = "orphan"
 class Child(msgspec.Struct, frozen=True):
     """A process that a zygote or the warden started for a run: a rank, or `what` serves it.
 
-    An `ORPHAN` is one that lost its parent, seen by the warden, which knows it by `born` alone.
+    An `ORPHAN` is one that lost its parent, seen by the warden, which knows it by its process alone.
     """
 
     run: str
     rank: RankId
-    born: Born
+    process: ProcessId
     what: str = "rank"
 
 
@@ -105,7 +98,7 @@ class ZygoteHello(Message, frozen=True):
     """
 
     key: str
-    born: Born
+    process: ProcessId
     children: list[Child] = []
     ready: bool = False
     runs: list[str] = []

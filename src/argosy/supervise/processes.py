@@ -7,7 +7,7 @@ import select
 import signal
 
 from argosy.core import WaitStatus
-from argosy.supervise.messages import Born
+from argosy.supervise.messages import ProcessId
 
 
 def start_ticks(pid: int) -> int | None:
@@ -27,12 +27,12 @@ def _stat(pid: int) -> bytes:
         os.close(fd)
 
 
-def born(pid: int) -> Born:
+def process_id(pid: int) -> ProcessId:
     """Identify a process that exists, such as a child that was not reaped."""
-    return Born(pid, start_ticks(pid) or 0)
+    return ProcessId(pid, start_ticks(pid) or 0)
 
 
-def open_process(process: Born) -> int | None:
+def open_process(process: ProcessId) -> int | None:
     """A pidfd of the process, or None if it is gone.
 
     Raises:
@@ -50,12 +50,12 @@ def open_process(process: Born) -> int | None:
     return fd
 
 
-def is_alive(process: Born) -> bool:
+def is_alive(process: ProcessId) -> bool:
     """Whether the process exists and has not ended."""
     return start_ticks(process.pid) == process.start and zombie_status(process.pid) is None
 
 
-def send_signal(process: Born, signum: int) -> bool:
+def send_signal(process: ProcessId, signum: int) -> bool:
     """Send a signal to the process; False if it is gone."""
     try:
         fd = open_process(process)
@@ -75,7 +75,7 @@ def send_signal(process: Born, signum: int) -> bool:
     return True
 
 
-def end_process(process: Born, patience_s: float = 1.0) -> None:
+def end_process(process: ProcessId, patience_s: float = 1.0) -> None:
     """Kill a process that holds no state, and wait until it let go of what it had open."""
     fd = open_process(process)
     if fd is None:

@@ -11,7 +11,7 @@ from types import FrameType
 
 from argosy.core import RankId, WaitStatus
 from argosy.supervise.messages import ORPHAN, Child, ChildExited, ChildPaused
-from argosy.supervise.processes import born
+from argosy.supervise.processes import process_id
 from argosy.supervise.records.exits import ExitRecord, Exits
 
 
@@ -73,4 +73,4 @@ class Reaper:
 
     def _orphan(self, pid: int) -> Child | None:
         """Whose parent was killed: only its pid and start time are known here, and they suffice."""
-        return Child("", RankId("orphan", 0), born(pid), ORPHAN) if self._adopts else None
+        return Child("", RankId("orphan", 0), process_id(pid), ORPHAN) if self._adopts else None

@@ -21,7 +21,7 @@ from argosy.supervise.agent.agent_log import Remembered, recall
 from argosy.supervise.agent.running import Running
 from argosy.supervise.agent.store_port import StorePort
 from argosy.supervise.environment import seal_environment
-from argosy.supervise.messages import Born, Child, ChildExited
+from argosy.supervise.messages import ProcessId, Child, ChildExited
 from argosy.supervise.processes import is_alive, open_process, zombie_status
 from argosy.supervise.records.exits import read_exits
 from argosy.supervise.records.rundir import read_facts
@@ -67,16 +67,16 @@ class Adoption:
             os.close(self._agent.shelf.pop(name))
             self._agent.drop(name)
 
-    def _take_in(self, running: Running, child: Child, exits: Mapping[Born, WaitStatus]) -> None:
+    def _take_in(self, running: Running, child: Child, exits: Mapping[ProcessId, WaitStatus]) -> None:
         """A process that the log knows of: it is the rank that it was, has ended, or is nobody's any more."""
         if running.state.rank(child.rank.index) != child.rank:
-            if is_alive(child.born):
+            if is_alive(child.process):
                 running.traces.kill({child.rank: child})
             return
         if running.awaits(child.rank):
-            running.feed(root.Started(child.rank, child.born.pid))
-        if child.born in exits:
-            running.exited(ChildExited(child, exits[child.born]))
+            running.feed(root.Started(child.rank, child.process.pid))
+        if child.process in exits:
+            running.exited(ChildExited(child, exits[child.process]))
         else:
             self.watch(child)
 
@@ -87,7 +87,7 @@ class Adoption:
             if run is None:
                 continue
             if child.what == "store":
-                unknown = run.store_child is None or run.store_child.born != child.born
+                unknown = run.store_child is None or run.store_child.born != child.process
             else:
                 unknown = child.rank not in run.children or run.awaits(child.rank)
             if unknown:
@@ -145,14 +145,14 @@ class Adoption:
                 running.environment_lost = False
                 self._agent.hold(f"env:{run}", running.sealed)
 
-    def whose(self, born: Born) -> Child | None:
+    def whose(self, born: ProcessId) -> Child | None:
         """The child that is watched under this pid and start time."""
-        return next((child for child in (*self._pidfds, *self._dead) if child.born == born), None)
+        return next((child for child in (*self._pidfds, *self._dead) if child.process == born), None)
 
     def watch(self, child: Child) -> None:
         """See to it that the end of this process is noticed, whoever its parent is."""
         try:
-            fd = open_process(child.born)
+            fd = open_process(child.process)
         except OSError as error:  # Then only its parent sees its end.
             print(f"agent: {child.rank} is not watched: {error.strerror}", file=sys.stderr, flush=True)
             return
@@ -178,11 +178,11 @@ class Adoption:
         if late:
             exits = self._exits()
             for child in late:
-                self._agent.reported(ChildExited(child, exits.get(child.born) or self._ask_kernel(child)))
+                self._agent.reported(ChildExited(child, exits.get(child.process) or self._ask_kernel(child)))
                 self.settled(child)
 
-    def _exits(self) -> dict[Born, WaitStatus]:
-        return {record.child.born: record.status for record in read_exits(self._agent.runtime)}
+    def _exits(self) -> dict[ProcessId, WaitStatus]:
+        return {record.child.process: record.status for record in read_exits(self._agent.runtime)}
 
     def _ended(self, child: Child) -> None:
         if (fd := self._pidfds.get(child)) is not None:  # Else its exit was reported in this very turn.
@@ -190,7 +190,7 @@ class Adoption:
             self._dead.setdefault(child, time.monotonic())
 
     def _ask_kernel(self, child: Child) -> WaitStatus:
-        if (status := zombie_status(child.born.pid)) is not None:
+        if (status := zombie_status(child.process.pid)) is not None:
             return status
         pidfd = self._pidfds.get(child)
         raw = None if pidfd is None else native.pidfd_exit_status(pidfd)

@@ -272,7 +272,7 @@ class Agent:
                 link.send(Done())
             case SignalRun():
                 for child in run.children.values():
-                    send_signal(child.born, message.signal)
+                    send_signal(child.process, message.signal)
                 link.send(Done())
             case TakeStacks():
                 self.stack_requests.append(StackRequest(link, run, message))
@@ -344,17 +344,17 @@ class Agent:
                 elif child.run in self.runs:
                     self.runs[child.run].forked(child)
                 else:  # Its run is over.
-                    send_signal(child.born, signal.SIGKILL)
+                    send_signal(child.process, signal.SIGKILL)
             case ForkFailed(run, rank, reason):
                 if rank.mesh == "zygote":
                     self.pool.failed(run, reason)
                 elif run in self.runs:
                     self.runs[run].fork_failed(rank, reason)
             case ChildExited(child, status) if child.what == ORPHAN:
-                if (known := self.adoption.whose(child.born)) is not None:
+                if (known := self.adoption.whose(child.process)) is not None:
                     self.reported(ChildExited(known, status, message.max_rss_bytes, message.cpu_s))
             case ChildPaused(child, number) if child.what == ORPHAN:
-                if (known := self.adoption.whose(child.born)) is not None:
+                if (known := self.adoption.whose(child.process)) is not None:
                     self.reported(ChildPaused(known, number))
             case ChildExited(child):
                 if child.what == "zygote":

@@ -108,7 +108,7 @@ class Pool:
         zygote = self.zygotes.get(hello.key)
         if zygote is None or (zygote.link is not None and zygote.link is not link):
             return False
-        zygote.link, zygote.pid, zygote.ready = link, hello.born.pid, hello.ready
+        zygote.link, zygote.pid, zygote.ready = link, hello.process.pid, hello.ready
         zygote.shared_key = hello.shared_key
         if hello.ready:
             self._announce(zygote)
@@ -162,12 +162,12 @@ class Pool:
     def spawned(self, child: Child) -> None:
         """A zygote's process exists; one that retires may still live under the same key."""
         if (zygote := self.zygotes.get(child.run)) is not None:
-            zygote.pid = child.born.pid
+            zygote.pid = child.process.pid
 
     def exited(self, child: Child) -> None:
         """A zygote's process ended. If it was still importing, what it imported last is left out."""
         zygote = self.zygotes.get(child.run)
-        if zygote is None or zygote.pid != child.born.pid:
+        if zygote is None or zygote.pid != child.process.pid:
             return
         if zygote.ready or not zygote.waiting:
             self._forget(zygote.key)

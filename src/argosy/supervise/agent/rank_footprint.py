@@ -40,9 +40,9 @@ class Traces:
         for rank, child in children.items():
             if leaf := self.leaf(rank):
                 kill_leaf(leaf)
-            if child is not None and send_signal(child.born, 9):
+            if child is not None and send_signal(child.process, 9):
                 with contextlib.suppress(OSError):
-                    os.killpg(child.born.pid, signal.SIGKILL)
+                    os.killpg(child.process.pid, signal.SIGKILL)
 
     def sweep(self, ranks: Iterable[RankId]) -> None:
         """Kill whatever of these ranks can be found by its mark; where there are cgroups nothing hides. May block."""
@@ -56,7 +56,7 @@ class Traces:
         remove the semaphores that the rank leaked.
         """
         if self._cgroup is None:
-            groups = [child.born.pid for child in children.values()]
+            groups = [child.process.pid for child in children.values()]
             if any(_has_group(group) for group in groups):
                 time.sleep(LEAVE_S)
             for group in groups:

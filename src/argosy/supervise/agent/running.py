@@ -189,9 +189,9 @@ class Running:
             case do.Signal(ranks, number):
                 for rank in ranks:
                     if (child := self.children.get(rank)) is not None:
-                        send_signal(child.born, number)
+                        send_signal(child.process, number)
                         if rank.index in self.paused:  # A stopped process would keep it pending.
-                            send_signal(child.born, 18)
+                            send_signal(child.process, 18)
             case do.Kill(ranks):
                 self.traces.kill({rank: self.children.get(rank) for rank in ranks})
                 self.jobs.do("killing ranks", partial(self.traces.sweep, ranks), lambda _: None)
@@ -257,7 +257,7 @@ class Running:
         """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
         child = self.children.get(message.rank)
         if child is not None and self.zygote is not None:
-            beside = ForkBeside(self.launch, message.entry, child.born.pid, self.traces.leaf(message.rank))
+            beside = ForkBeside(self.launch, message.entry, child.process.pid, self.traces.leaf(message.rank))
             with contextlib.suppress(PeerLost):
                 send(self.zygote, beside, fds)
 
@@ -273,20 +273,20 @@ class Running:
         self.host.adoption.watch(child)
         if child.what == "store":
             if self.state.ended or self.store is None or self.store.generation != child.rank.generation:
-                send_signal(child.born, 9)  # It came too late.
+                send_signal(child.process, 9)  # It came too late.
                 return
             self.store_child = child
             self.release_listener()
             return
         now = time.time()
         self.watch_rank(child, now)
-        self.feed(root.Started(child.rank, child.born.pid), now)
+        self.feed(root.Started(child.rank, child.process.pid), now)
 
     def watch_rank(self, child: Child, started_at: float) -> None:
         """Know a rank's process, and look at it from now on."""
         self.children[child.rank] = child
         self.started_at[child.rank] = started_at
-        self.oom[child.rank] = [self.oom_samples.of(child.born.pid, time.monotonic())]
+        self.oom[child.rank] = [self.oom_samples.of(child.process.pid, time.monotonic())]
         self.inquest.started(child.rank)
 
     def exited(self, message: ChildExited) -> None:
@@ -298,7 +298,7 @@ class Running:
             return
         slot = self.state.slots[rank.index]
         known = self.children.get(rank, message.child)
-        if rank.generation != slot.generation or not slot.alive or known.born != message.child.born:
+        if rank.generation != slot.generation or not slot.alive or known.process != message.child.process:
             return
         # Only a failure asks how far the others were: 256 pages read at each of 256 ends would be most of a launch.
         progress = {} if message.status.ok or slot.asked else self.progress()
@@ -357,7 +357,7 @@ class Running:
             self.listen(generation)
         else:  # The new store may need its port.
             self.opening = True
-            self.jobs.do("ending the store", lambda: end_process(child.born), lambda _: self.listen(generation))
+            self.jobs.do("ending the store", lambda: end_process(child.process), lambda _: self.listen(generation))
 
     def listen(self, generation: int) -> None:
         """Open the port, and start the ranks that wait for it."""

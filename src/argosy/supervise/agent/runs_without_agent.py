@@ -60,8 +60,8 @@ def _info(run: str, remembered: Remembered, memory: Path) -> RunInfo:
     for slot in state.slots:
         rank = state.rank(slot.index)
         child = remembered.children.get(rank)
-        if child is not None and is_alive(child.born):
-            ranks.append(RankInfo(slot.index, slot.generation, child.born.pid, "running", _steps(traces, rank)))
+        if child is not None and is_alive(child.process):
+            ranks.append(RankInfo(slot.index, slot.generation, child.process.pid, "running", _steps(traces, rank)))
         else:
             ranks.append(RankInfo(slot.index, slot.generation, 0, str(slot.status or "waiting")))
     launch = launched.launch

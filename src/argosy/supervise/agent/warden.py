@@ -32,7 +32,7 @@ from argosy.supervise.lifeline import Lifeline
 from argosy.supervise.messages import (
     Attach,
     Attached,
-    Born,
+    ProcessId,
     Child,
     ChildExited,
     Drop,
@@ -44,7 +44,7 @@ from argosy.supervise.messages import (
     ToWarden,
     to_warden,
 )
-from argosy.supervise.processes import born, open_process
+from argosy.supervise.processes import process_id, open_process
 from argosy.supervise.rank.prepare_child import reset_signals, settle
 from argosy.supervise.reaper import Reaper
 
@@ -65,7 +65,7 @@ class Warden:
         self.listener = listen(runtime / "warden.sock")
         self.links: list[Link[ToWarden]] = []
         self.agent: Link[ToWarden] | None = None
-        self.agent_pidfd = open_process(born(agent_pid)) if agent_pid else None
+        self.agent_pidfd = open_process(process_id(agent_pid)) if agent_pid else None
         """Of an agent that an earlier warden started: it is not our child."""
         self.agent_pid = 0 if self.agent_pidfd is None else agent_pid
         self.agent_deaths: list[float] = []
@@ -103,7 +103,7 @@ class Warden:
             self.agent_pidfd, self.agent_pid = None, 0
             self.agent_deaths.append(time.monotonic())
         for event in self.reaper.collect():
-            if isinstance(event, ChildExited) and event.child.born.pid == self.agent_pid:
+            if isinstance(event, ChildExited) and event.child.process.pid == self.agent_pid:
                 self.agent_pid = 0
                 self.agent_deaths.append(time.monotonic())
             else:
@@ -161,7 +161,7 @@ class Warden:
         self.agent = link
         if link.peer_pid != self.agent_pid:  # Started by an earlier warden: watched, since it is not our child.
             self.agent_pid = link.peer_pid
-            self.agent_pidfd = open_process(born(self.agent_pid))
+            self.agent_pidfd = open_process(process_id(self.agent_pid))
         names = list(self.shelf)
         ranks = [child for child in self.reaper.children.values() if child.what != "agent"]
         for start in range(0, max(1, len(names)), 32):
@@ -186,11 +186,14 @@ class Warden:
         if pid == 0:
             _execute_daemon(daemon_argv("agent", str(self.runtime)), self.runtime / "agent.out")
         self.agent_pid = pid
-        self.reaper.children[pid] = Child("", RankId("agent", 0), Born(pid, 0), "agent")
+        self.reaper.children[pid] = Child("", RankId("agent", 0), ProcessId(pid, 0), "agent")
 
     def spawn(self, link: Link[ToWarden], message: Spawn, fds: list[int]) -> None:
         """Execute a program as a rank, or a zygote."""
         if len(fds) != 1 + message.stdin:
+            return
+        if message.what == "rank" and (known := self.reaper.find(message.run, message.spec.rank)) is not None:
+            link.send(Forked(known))  # Asked for by an agent that did not live to hear of it.
             return
         report_in, report_out = os.pipe2(os.O_CLOEXEC)
         try:
@@ -205,7 +208,7 @@ class Warden:
         os.close(report_out)
         reason = os.read(report_in, 4096).decode(errors="replace")  # Empty as soon as the exec happened.
         os.close(report_in)
-        child = Child(message.run, message.spec.rank, born(pid), message.what)
+        child = Child(message.run, message.spec.rank, process_id(pid), message.what)
         if reason:
             os.waitpid(pid, 0)
             link.send(ForkFailed(message.run, message.spec.rank, reason))

@@ -121,7 +121,7 @@ class Inquest:
             if slot.pid and child is not None:
                 stacks = run.files / f"{slot.index}.{slot.generation}.stacks"
                 armed = str(stacks) if stacks.exists() else None
-                targets.append(Target(slot.index, child.born.pid, child.born.start, armed))
+                targets.append(Target(slot.index, child.process.pid, child.process.start, armed))
         return targets
 
     def targets(self, ranks: list[int]) -> list[Target]:

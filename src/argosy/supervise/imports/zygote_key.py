@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from argosy.control import Launch
+from argosy.control import Launch, imports_id
 from argosy.fabric import cache_dir
 from argosy.supervise.records.rundir import write_atomically
 
@@ -30,14 +30,6 @@ NATIVE_PREFIXES = (
 """Read by the interpreter, the loader and native libraries, which no import shows."""
 ALL = "*"
 """Stands for every name: an import went through the whole environment."""
-
-
-def imports_id(launch: Launch) -> str:
-    """Name what a zygote of this launch imports, and with which interpreter."""
-    digest = hashlib.blake2s(digest_size=8)
-    for part in (*launch.python, "", launch.fingerprint, "", *launch.preload):
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
 
 
 def zygote_key(launch: Launch, env: Mapping[str, str]) -> str:

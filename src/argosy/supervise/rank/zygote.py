@@ -5,6 +5,7 @@ It lives through the death of the agent and connects to the next one.
 
 Z1  It forks nothing before preloading is over and has left it with one thread.
 Z2  A rank never returns into the zygote's loop.
+Z3  A rank is forked once, however often it is asked for.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ from argosy.supervise.messages import (
     ZygoteReady,
     to_zygote,
 )
-from argosy.supervise.processes import born
+from argosy.supervise.processes import process_id
 from argosy.supervise.rank.boot import Inherited, run_rank
 from argosy.supervise.rank.forked_helper import run_beside
 from argosy.supervise.rank.preload import Preloaded, preload
@@ -75,7 +76,7 @@ class Zygote:
         self.retired = False
         self.inherited = Inherited(runtime, {}, [], fresh)
         self.link: Link[ToZygote] | None = None
-        self.born = born(os.getpid())
+        self.process = process_id(os.getpid())
         self.sealed: dict[str, int] = {}
         self.spares = Spares(lambda theirs, run: self.become(lambda: self.live_as_spare(theirs, run)))
         self.told: dict[str, list[int]] = {}
@@ -101,7 +102,7 @@ class Zygote:
                 self.retired = False  # The next agent decides anew.
                 children = list(self.reaper.children.values())
                 runs = list(self.sealed)
-                hello = ZygoteHello(self.key, self.born, children, self.ready, runs, self.shared_key)
+                hello = ZygoteHello(self.key, self.process, children, self.ready, runs, self.shared_key)
                 self.link.send(hello, [self.sealed[run] for run in runs])
                 self.told = {}
                 self.mind_spares(self.link)
@@ -195,7 +196,10 @@ class Zygote:
         setproctitle.setproctitle(f"argosy: zygote {self.key} {' '.join(result.loaded[:4])}")
 
     def fork_rank(self, link: Link[ToZygote], message: Fork, spec: RankSpec, fds: list[int]) -> None:
-        """Fork one rank, or let a spare become it, and tell the agent."""
+        """Fork one rank, or let a spare become it, and tell the agent. A rank that lives already is told again (Z3)."""
+        if (known := self.reaper.find(message.run, spec.rank)) is not None:
+            link.queue(Forked(known))
+            return
         try:
             pid = self.spares.use(msgspec.structs.replace(message, ranks=[spec]), fds) or os.fork()
         except OSError as error:
@@ -203,7 +207,7 @@ class Zygote:
             return
         if pid == 0:
             self.become(lambda: run_rank(self.inherited, message.run, message.launch, spec, fds))  # Z2
-        child = Child(message.run, spec.rank, born(pid))
+        child = Child(message.run, spec.rank, process_id(pid))
         self.reaper.children[pid] = child
         link.queue(Forked(child))
 
@@ -237,7 +241,7 @@ class Zygote:
         if pid == 0:
             os.set_inheritable(listener, False)
             self.become(lambda: serve_store(self.runtime, message, listener))
-        child = Child(message.run, rank, born(pid), "store")
+        child = Child(message.run, rank, process_id(pid), "store")
         self.reaper.children[pid] = child
         link.send(Forked(child))
 
