@@ -15,6 +15,7 @@ from argosy.control.host_events import (
     ChildForked,
     ChildRefused,
     ChildSilent,
+    EndDaemons,
     EnvironmentLost,
     ForkRanks,
     HostEffect,
@@ -24,10 +25,8 @@ from argosy.control.host_events import (
     HostWakeAt,
     KillTree,
     ListenFor,
-    TellUser,
     Ordered,
     PageRead,
-    EndDaemons,
     QuitWanted,
     RemoveRun,
     RunRemoved,
@@ -35,6 +34,7 @@ from argosy.control.host_events import (
     StoreEnded,
     StoreForked,
     StoreListens,
+    TellUser,
     ToRun,
     WardenCame,
     WardenLost,
@@ -64,6 +64,7 @@ from argosy.control.messages import (
 from argosy.control.zygotes import (
     RETURN_S,
     give_up_zygote,
+    spawn_again,
     trim_zygotes,
     want_zygote,
     zygote_came,
@@ -108,6 +109,7 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
             zygote_lost(state, event, out)
             _start_waiting(state, now, out)
         case WardenCame():
+            spawn_again(state, out)
             _ask_again(state, "", None)
             _start_waiting(state, now, out)
         case WardenLost():

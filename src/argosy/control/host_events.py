@@ -5,7 +5,6 @@ import msgspec
 from argosy.control.messages import Order, Report
 from argosy.core import ProcessId, RankId, WaitStatus
 
-
 # --- events
 
 

@@ -74,7 +74,7 @@ class HostState(msgspec.Struct):
     """Everything that decisions about a host depend on. `react` changes it in place."""
 
     runs: dict[str, LocalRun] = {}
-    zygotes: dict[str, Zygote] = {}
+    zygotes: dict[str, LocalZygote] = {}
     linger_s: float = 600.0
     idle_since: float | None = None
     """None while there is a run."""

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from argosy.control.host_events import (
     HostEffect,
     ImportIn,
-    TellUser,
     RememberSpoiled,
     RetireZygote,
     SpawnZygote,
+    TellUser,
     ZygoteCame,
     ZygoteLoaded,
     ZygoteLost,
@@ -54,6 +54,24 @@ def want_zygote(state: HostState, name: str, run: LocalRun, now: float, out: lis
         return None
     zygote.used_at = now
     return zygote if zygote.phase == "ready" else None
+
+
+def spawn_again(state: HostState, out: list[HostEffect]) -> None:
+    """Another warden is there: ask it for the zygotes that the one before may not have executed."""
+    for key, zygote in list(state.zygotes.items()):
+        if zygote.process is None:
+            _spawn(state, key, zygote, out)
+
+
+def _spawn(state: HostState, key: str, zygote: LocalZygote, out: list[HostEffect]) -> None:
+    """Execute a zygote for a run that needs it; without one it is not needed."""
+    wanted = next((name for name, run in state.runs.items() if run.key == key), None)
+    if wanted is None:
+        state.zygotes.pop(key, None)
+    else:
+        zygote.launch = state.runs[wanted].launch
+        state.zygotes[key] = zygote
+        out.append(SpawnZygote(key, wanted))
 
 
 def zygote_came(state: HostState, event: ZygoteCame, out: list[HostEffect]) -> None:
@@ -127,13 +145,9 @@ def _again(state: HostState, key: str, left_out: list[str], hopeless: str, out: 
     if hopeless or zygote.tries >= TRIES_MAX:
         give_up_zygote(state, key, hopeless or "no zygote came up", out)
         return
-    wanted = next((name for name, run in state.runs.items() if run.key == key), None)
-    if wanted is None:
-        del state.zygotes[key]
-        return
-    tries, left_out = zygote.tries + 1, [*zygote.left_out, *left_out]
-    state.zygotes[key] = LocalZygote(state.runs[wanted].launch, left_out, tries=tries, used_at=zygote.used_at)
-    out.append(SpawnZygote(key, wanted))
+    left_out = [*zygote.left_out, *left_out]
+    again = LocalZygote(zygote.launch, left_out, tries=zygote.tries + 1, used_at=zygote.used_at)
+    _spawn(state, key, again, out)
 
 
 def _is_wanted(state: HostState, key: str) -> bool:

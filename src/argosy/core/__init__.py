@@ -1,10 +1,10 @@
 """Vocabulary shared by every room: ids, statuses, errors. No I/O."""
 
+from argosy.core.clock import Clock as Clock
 from argosy.core.errors import ArgosyError as ArgosyError
 from argosy.core.errors import ConfigError as ConfigError
 from argosy.core.errors import DeadlinePassed as DeadlinePassed
 from argosy.core.errors import PeerLost as PeerLost
-from argosy.core.clock import Clock as Clock
 from argosy.core.ids import ProcessId as ProcessId
 from argosy.core.ids import RankId as RankId
 from argosy.core.ids import format_ranks as format_ranks

@@ -393,6 +393,7 @@ class Attached(Message, frozen=True):
     pid: int
 
 
+ChildReport = Forked | ForkFailed | ChildExited | ChildPaused
 FromWarden = Attached | Forked | ForkFailed | ChildExited | ChildPaused
 
 to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)

@@ -40,6 +40,10 @@ class Reaper:
         self._wake_in.detach()
         self._wake_out.detach()
 
+    def find(self, run: str, rank: RankId) -> Child | None:
+        """The living child that is this rank."""
+        return next((child for child in self.children.values() if child.rank == rank and child.run == run), None)
+
     def collect(self) -> Iterator[ChildExited | ChildPaused]:
         """Yield what happened since the last call.
 

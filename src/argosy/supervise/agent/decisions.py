@@ -23,7 +23,7 @@ from argosy.control import (
     Performed,
     Tick,
     WakeAt,
-    react_node,
+    node,
     recovered,
 )
 from argosy.core import Clock
@@ -48,7 +48,7 @@ class Decisions:
         now = self.clock.now()
         self._unwritten.append(Decided(event, now))
         try:
-            self.state, effects = react_node(self.state, event, now)
+            self.state, effects = node.react(self.state, event, now)
         except Exception:
             self.log.append(self._unwritten)  # The next agent gives up the run whose event this is.
             raise
@@ -70,9 +70,10 @@ class Decisions:
 
     def _do(self, effect: NodeEffect) -> None:
         match effect:
-            case OfRun(name, WakeAt(at)) | OfHost(HostWakeAt(at)) as asked:
-                name = asked.run if isinstance(asked, OfRun) else ""
+            case OfRun(name, WakeAt(at)):
                 self._wakes[name] = min(at, self._wakes.get(name, at))
+            case OfHost(HostWakeAt(at)):
+                self._wakes[""] = min(at, self._wakes.get("", at))
             case _:
                 self._perform(effect)
 

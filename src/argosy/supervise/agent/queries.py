@@ -3,14 +3,13 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from argosy.control import rank_defaults
+from argosy.control import LocalZygote, RunState, Slot, describe, rank_defaults
 from argosy.core import PeerLost
 from argosy.fabric import Link
-from argosy.supervise.agent.pool import Pool
-from argosy.supervise.agent.root import Slot, describe
-from argosy.supervise.agent.running import Running
+from argosy.supervise.agent.headed_run import HeadedRun
+from argosy.supervise.agent.hosted_run import HostedRun
 from argosy.supervise.evidence.frames import group_stacks, place, stacks_text
 from argosy.supervise.evidence.stacks import Taking
 from argosy.supervise.messages import (
@@ -31,47 +30,49 @@ from argosy.supervise.processes import start_ticks
 STACKS_S = 10.0
 
 
-def answer_list(runs: Iterable[Running], pool: Pool, warden_pid: int) -> Runs:
+def answer_list(
+    runs: Iterable[HeadedRun], hosted: Mapping[str, HostedRun], zygotes: Iterable[LocalZygote], warden_pid: int
+) -> Runs:
     """The living runs and what lingers."""
     daemons = [DaemonInfo("warden", warden_pid), DaemonInfo("agent", os.getpid())]
-    daemons += [DaemonInfo("zygote", zygote.pid) for zygote in pool.zygotes.values() if zygote.pid]
-    return Runs([_info(run) for run in runs], daemons)
+    daemons += [DaemonInfo("zygote", zygote.process.pid) for zygote in zygotes if zygote.process is not None]
+    return Runs([_info(run, hosted[run.name]) for run in runs], daemons)
 
 
-def _info(run: Running) -> RunInfo:
-    steps = {rank.index: progress.reached or progress.steps for rank, progress in run.progress().items()}
+def _info(run: HeadedRun, hosted: HostedRun) -> RunInfo:
+    steps = {index: progress.reached or progress.steps for index, progress in run.progress().items()}
     ranks = [
-        RankInfo(slot.index, slot.generation, slot.pid, _rank_state(run, slot), steps.get(slot.index, 0))
-        for slot in run.state.slots
+        RankInfo(index, slot.generation, slot.pid, _rank_state(slot, index in hosted.paused), steps.get(index, 0))
+        for index, slot in enumerate(run.state.slots)
     ]
     return RunInfo(
-        run.run,
+        run.name,
         run.launch.name,
         run.launch.directory,
-        describe(run.state) + (", disk trouble" if any(run.troubles.values()) else ""),
+        describe(run.state) + (", disk trouble" if run.has_trouble else ""),
         run.launch.size,
         run.record.started_at,
         run.launch.detached,
         ranks,
         run.launch.dims,
-        [pid for pid in run.spares if start_ticks(pid) is not None],
+        [pid for pid in hosted.spares if start_ticks(pid) is not None],
     )
 
 
-def _rank_state(run: Running, slot: Slot) -> str:
+def _rank_state(slot: Slot, paused: bool) -> str:
     """One word or two."""
     if slot.starting:
         return "starting"
     if slot.pid:
-        return "stopped" if slot.index in run.paused else "running"
+        return "stopped" if paused else "running"
     return str(slot.status) if slot.status is not None else "waiting"
 
 
 class StackRequest:
     """Stacks of some ranks that are being taken for a client."""
 
-    def __init__(self, link: Link[ToAgent], run: Running, message: TakeStacks) -> None:
-        targets = run.inquest.targets(message.ranks)
+    def __init__(self, link: Link[ToAgent], run: HeadedRun, message: TakeStacks) -> None:
+        targets = run.evidence.targets(message.ranks)
         native = [targets[0].index] if message.native and targets else []
         self.link, self._ranks = link, message.ranks
         self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S, native=native)
@@ -95,10 +96,10 @@ class StackRequest:
         self._taking.close()
 
 
-def answer_environment(link: Link[ToAgent], run: Running, message: GetEnvironment) -> None:
+def answer_environment(link: Link[ToAgent], run: HostedRun, state: RunState, message: GetEnvironment) -> None:
     """Hand over the environment of a rank, sealed as it is."""
     if not 0 <= message.rank < run.launch.size:
         link.send(Refused(f"no such rank: {message.rank}", f"this run has ranks 0-{run.launch.size - 1}"))
         return
-    spec = run.spec(run.state.rank(message.rank))
-    link.send(Environment({**spec.variables}, rank_defaults(run.launch), run.launch.cwd), [run.sealed])
+    spec = run.spec(state.rank(message.rank), state.port, store=run.launch.store)
+    link.send(Environment({**spec.variables}, rank_defaults(run.launch), run.launch.cwd), [run.environment.sealed])

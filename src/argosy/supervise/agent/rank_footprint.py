@@ -7,16 +7,15 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from argosy.core import RankId
+from argosy.core import ProcessId, RankId
 from argosy.supervise.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
-from argosy.supervise.messages import Child
 from argosy.supervise.processes import send_signal
 
 LEAVE_S = 0.5
 KILLED_S = 1.0
 
 
-class Traces:
+class RankFootprint:
     """Those of the ranks of one run."""
 
     def __init__(self, run: str, memory: Path, cgroup: Path | None) -> None:
@@ -35,36 +34,39 @@ class Traces:
         """The file of the rank's progress page."""
         return str(self._memory / f"{rank.index}.{rank.generation}.page")
 
-    def kill(self, children: Mapping[RankId, Child | None]) -> None:
-        """End ranks, also those whose process is not known. Descendants that hide are left to `sweep`."""
-        for rank, child in children.items():
-            if leaf := self.leaf(rank):
-                kill_leaf(leaf)
-            if child is not None and send_signal(child.process, 9):
-                with contextlib.suppress(OSError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
+    def kill(self, rank: RankId, process: ProcessId | None) -> None:
+        """End a rank, also if its process is not known. Descendants that hide are left to `sweep`."""
+        if leaf := self.leaf(rank):
+            kill_leaf(leaf)
+        if process is not None and send_signal(process, 9):
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def must_sweep(self) -> bool:
+        """Whether descendants can hide; where there are cgroups they cannot."""
+        return self._cgroup is None
 
     def sweep(self, ranks: Iterable[RankId]) -> None:
-        """Kill whatever of these ranks can be found by its mark; where there are cgroups nothing hides. May block."""
-        if self._cgroup is None:
-            kill_marked({f"{self._run}/{rank}": self.page(rank) for rank in ranks})
+        """Kill whatever of these ranks can be found by its mark. May block."""
+        kill_marked({f"{self._run}/{rank}": self.page(rank) for rank in ranks})
 
-    def clear(self, children: Mapping[RankId, Child]) -> None:
-        """Kill what ranks left behind, and remove their cgroups. Blocks for a second at most.
+    def clear(self, ranks: Mapping[RankId, int]) -> None:
+        """Kill what ranks left behind in their process groups, and remove their cgroups. Blocks for a second at most.
 
         Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
         remove the semaphores that the rank leaked.
         """
         if self._cgroup is None:
-            groups = [child.process.pid for child in children.values()]
+            groups = list(ranks.values())
             if any(_has_group(group) for group in groups):
                 time.sleep(LEAVE_S)
             for group in groups:
                 with contextlib.suppress(OSError):
                     os.killpg(group, signal.SIGKILL)
-            self.sweep(children)
+            self.sweep(ranks)
             return
-        leaves = self._remove({self.leaf(rank) for rank in children}, LEAVE_S)
+        leaves = self._remove({self.leaf(rank) for rank in ranks}, LEAVE_S)
         for leaf in leaves:
             kill_leaf(leaf)
         self._remove(leaves, KILLED_S)

@@ -7,13 +7,12 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.control import facts
+from argosy.control import NodeState, describe, facts
 from argosy.core import ArgosyError, RankId
 from argosy.fabric import connect, shared_memory_path
 from argosy.observe import Page
-from argosy.supervise.agent import root
-from argosy.supervise.agent.agent_log import Remembered, recall
-from argosy.supervise.agent.rank_footprint import Traces
+from argosy.supervise.agent.agent_log import recall
+from argosy.supervise.agent.rank_footprint import RankFootprint
 from argosy.supervise.messages import RankInfo, RunInfo, from_warden
 from argosy.supervise.processes import is_alive
 
@@ -22,7 +21,8 @@ REPLACED = "its supervisor is being replaced"
 
 def runs_between(runtime: Path) -> list[RunInfo]:
     """The runs that go on, though no agent answers for them right now."""
-    runs = [_info(run, remembered, shared_memory_path(runtime) / run) for run, remembered in recall(runtime).items()]
+    node, _ = recall(runtime)
+    runs = [_info(name, node, shared_memory_path(runtime) / name) for name in node.runs]
     return [run for run in runs if any(rank.pid for rank in run.ranks) or _has_warden(runtime)]
 
 
@@ -54,24 +54,26 @@ def _has_warden(runtime: Path) -> bool:
     return True
 
 
-def _info(run: str, remembered: Remembered, memory: Path) -> RunInfo:
-    launched, state, traces = remembered.launched, remembered.state, Traces(run, memory, None)
+def _info(name: str, node: NodeState, memory: Path) -> RunInfo:
+    state, local_run = node.runs[name], node.host.runs.get(name)
+    footprint = RankFootprint(name, memory, None)
     ranks: list[RankInfo] = []
-    for slot in state.slots:
-        rank = state.rank(slot.index)
-        child = remembered.children.get(rank)
-        if child is not None and is_alive(child.process):
-            ranks.append(RankInfo(slot.index, slot.generation, child.process.pid, "running", _steps(traces, rank)))
+    for index, slot in enumerate(state.slots):
+        rank = state.rank(index)
+        local = local_run.ranks.get(index) if local_run is not None else None
+        process = local.process if local is not None and local.rank == rank else None
+        if process is not None and is_alive(process):
+            ranks.append(RankInfo(index, slot.generation, process.pid, "running", _steps(footprint, rank)))
         else:
-            ranks.append(RankInfo(slot.index, slot.generation, 0, str(slot.status or "waiting")))
-    launch = launched.launch
+            ranks.append(RankInfo(index, slot.generation, 0, str(slot.status or "waiting")))
+    launch = state.launch
     return RunInfo(
-        run,
+        name,
         launch.name,
         launch.directory,
-        f"{root.describe(state)}, {REPLACED}",
+        f"{describe(state)}, {REPLACED}",
         launch.size,
-        launched.started_at,
+        state.started_at,
         launch.detached,
         ranks,
         launch.dims,
@@ -79,9 +81,9 @@ def _info(run: str, remembered: Remembered, memory: Path) -> RunInfo:
     )
 
 
-def _steps(traces: Traces, rank: RankId) -> int:
+def _steps(footprint: RankFootprint, rank: RankId) -> int:
     with contextlib.suppress(OSError, ValueError):
-        page = Page.open(traces.page(rank))
+        page = Page.open(footprint.page(rank))
         seen = page.read()
         page.detach()
         return seen.steps if seen is not None else 0

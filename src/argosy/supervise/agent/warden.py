@@ -32,19 +32,19 @@ from argosy.supervise.lifeline import Lifeline
 from argosy.supervise.messages import (
     Attach,
     Attached,
-    ProcessId,
     Child,
     ChildExited,
     Drop,
     Forked,
     ForkFailed,
     Hold,
+    ProcessId,
     Quit,
     Spawn,
     ToWarden,
     to_warden,
 )
-from argosy.supervise.processes import process_id, open_process
+from argosy.supervise.processes import open_process, process_id
 from argosy.supervise.rank.prepare_child import reset_signals, settle
 from argosy.supervise.reaper import Reaper
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from argosy.control import facts
-from argosy.core import RankId, WaitStatus
-from argosy.observe import Flag
-from argosy.supervise.agent import root
+from argosy.control import EvidenceTaken, Hung, Launch, RunEvent, RunState, facts
+from argosy.core import ProcessId, RankId
+from argosy.observe import Flag, RankProgress
+from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.evidence.frames import Stack
 from argosy.supervise.evidence.hang_samples import Tracker, Watch
 from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect
@@ -32,18 +32,40 @@ from argosy.supervise.evidence.incident import (
 from argosy.supervise.evidence.proc_sample import error_file_text, log_tail, read_proc
 from argosy.supervise.evidence.stacks import Taking, Target
 
-if TYPE_CHECKING:
-    from argosy.supervise.agent.running import Running
-
 SAMPLE_S = 0.25
 FAST_S = 0.003
 EVIDENCE_S = 5.0
 
 
-class Inquest:
+class Observed(Protocol):
+    """The run that evidence is about, and who hears of it."""
+
+    number: int
+    launch: Launch
+    host: str
+    directory: Path
+    logs: Path
+    files: Path
+    jobs: BackgroundJobs
+
+    @property
+    def state(self) -> RunState: ...
+
+    def progress(self) -> dict[int, RankProgress]: ...
+
+    def process_of(self, index: int) -> ProcessId | None: ...
+
+    def tell_fact(self, fact: facts.AnyFact) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+    def feed(self, event: RunEvent) -> None: ...
+
+
+class Evidence:
     """What is being found out about a run."""
 
-    def __init__(self, run: "Running") -> None:
+    def __init__(self, run: Observed) -> None:
         self._run = run
         self._tracker = Tracker()
         self._watch = Watch(HangPolicy(hang_after_s=run.launch.hang_after_s))
@@ -59,21 +81,25 @@ class Inquest:
         """Whether stacks are being taken right now."""
         return self._taking is not None
 
-    def started(self, rank: RankId) -> None:
-        """A new process is to be watched."""
-        self._tracker.started(rank.index, time.monotonic())
-        self._exits = [exit for exit in self._exits if exit.rank.index != rank.index]  # Of an earlier generation.
-        self._hang = None
+    def follow(self, fact: facts.AnyFact) -> None:
+        """Know who lives, and how others ended; their logs are read when an incident is written."""
+        match fact:
+            case facts.RankStarted(rank=rank):
+                self._tracker.started(rank.index, time.monotonic())
+                self._exits = [exit for exit in self._exits if exit.rank.index != rank.index]  # Of the one before.
+                self._hang = None
+            case facts.RankExited(rank=rank, status=status):
+                self._tracker.exited(rank.index, status)
+                self._exits.append(Exit(rank=rank, status=status, at=fact.at, asked=fact.asked, oom=fact.oom))
+            case _:
+                pass
 
-    def recover(self, exits: Sequence[Exit]) -> None:
-        """Take over the exits that an earlier agent saw and has not written an incident about."""
-        self._exits = list(exits)
-
-    def exited(self, rank: RankId, status: WaitStatus, oom: str, now: float) -> None:
-        """A process ended; its log is read when an incident is written."""
-        self._tracker.exited(rank.index, status)
-        asked = self._run.state.slots[rank.index].asked
-        self._exits.append(Exit(rank=rank, status=status, at=now, asked=asked, oom=oom))
+    def recover(self, recorded: Sequence[facts.AnyFact]) -> None:
+        """Take over what an earlier agent saw; of exits those that it has written no incident about."""
+        for fact in recorded:
+            self.follow(fact)
+            if isinstance(fact, facts.IncidentTaken):
+                self._exits = [exit for exit in self._exits if exit.status.ok]
 
     def take(self, first: RankId, cause: str) -> None:
         """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
@@ -81,7 +107,7 @@ class Inquest:
         self._crash = (first, cause)
         # Ranks that wait for a replacement live on: faulthandler reads the frames of threads that run, and at times
         # crashes over one. A run tells itself where its ranks were.
-        own = {rank.index for rank, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
+        own = {index for index, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
         targets = [target for target in self._targets() if target.index not in own]
         self._taking = Taking(targets, time.monotonic(), deadline_s=EVIDENCE_S)
         self.poll(time.monotonic())
@@ -116,12 +142,12 @@ class Inquest:
     def _targets(self) -> list[Target]:
         run = self._run
         targets: list[Target] = []
-        for slot in run.state.slots:
-            child = run.children.get(run.state.rank(slot.index))
-            if slot.pid and child is not None:
-                stacks = run.files / f"{slot.index}.{slot.generation}.stacks"
+        for index, slot in enumerate(run.state.slots):
+            process = run.process_of(index)
+            if slot.pid and process is not None:
+                stacks = run.files / f"{index}.{slot.generation}.stacks"
                 armed = str(stacks) if stacks.exists() else None
-                targets.append(Target(slot.index, child.process.pid, child.process.start, armed))
+                targets.append(Target(index, process.pid, process.start, armed))
         return targets
 
     def targets(self, ranks: list[int]) -> list[Target]:
@@ -129,14 +155,14 @@ class Inquest:
         return [target for target in self._targets() if target.index in ranks]
 
     def _track(self, now: float) -> None:
-        progress = {rank.index: seen for rank, seen in self._run.progress().items()}
-        for slot in self._run.state.slots:
+        progress = self._run.progress()
+        for index, slot in enumerate(self._run.state.slots):
             if slot.pid:
-                self._tracker.update(slot.index, progress.get(slot.index), read_proc(slot.pid), now)
+                self._tracker.update(index, progress.get(index), read_proc(slot.pid), now)
 
     def _sample(self, now: float) -> None:
         self._track(now)
-        if self._taking is not None or self._run.state.turns:
+        if self._taking is not None or self._run.state.takedowns:
             return
         views = self._tracker.views()
         suspect = self._watch.look(views, now)
@@ -160,7 +186,7 @@ class Inquest:
             id=incident_id(time.time(), "hang", None),
             at=time.time(),
             kind="hang",
-            host=run.record.host,
+            host=run.host,
             launch=run.number,
             headline=verdict.headline,
             cause=verdict.kind,
@@ -188,8 +214,7 @@ class Inquest:
         elif timeout_s is not None and not any(moved) and now - hang.since >= timeout_s:
             self._hang = None
             culprit = hang.culprits[0] if hang.culprits else 0
-            managed = any(seen.has(Flag.RUN_MANAGED) for seen in self._run.progress().values())
-            self._run.feed(root.Hung(culprit, f"hung for {now - hang.since:.0f} s", managed=managed))
+            self._run.feed(Hung(culprit, f"hung for {now - hang.since:.0f} s"))
 
     def _write_crash(self, stacks: dict[int, Stack]) -> None:
         assert self._crash is not None
@@ -208,12 +233,12 @@ class Inquest:
         run = self._run
         failure = first_failure([_with_logs(exit, run.logs) for exit in exits])
         if failure is not None:
-            return crash_incident(failure, stacks, host=run.record.host, launch=run.number)
+            return crash_incident(failure, stacks, host=run.host, launch=run.number)
         return Incident(  # A hang that is treated as a failure: nobody has exited.
             id=incident_id(time.time(), "stop", first),
             at=time.time(),
             kind="stop",
-            host=run.record.host,
+            host=run.host,
             launch=run.number,
             headline=cause,
             first=first,
@@ -230,7 +255,7 @@ class Inquest:
                 first=incident.first,
             )
             self._run.tell_fact(taken)
-        self._run.feed(root.EvidenceTaken())
+        self._run.feed(EvidenceTaken(failed.index))
 
     def _write(
         self, make: Callable[[], Incident], stacks: Mapping[int, Stack] | None, then: Callable[[Incident | None], None]
@@ -241,7 +266,7 @@ class Inquest:
         def write() -> tuple[Incident, str]:
             incident = make()
             try:
-                write_incident(run.directory.path / "incidents", incident, stacks)
+                write_incident(run.directory / "incidents", incident, stacks)
             except OSError as error:
                 return incident, error.strerror or str(error)
             return incident, ""

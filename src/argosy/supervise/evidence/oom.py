@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from argosy.core import WaitStatus
+from argosy.core import ProcessId, WaitStatus
 from argosy.supervise.evidence.proc_sample import read_small
 
 _ROOT = "/sys/fs/cgroup"
@@ -47,19 +47,29 @@ def again(before: OomSample) -> OomSample:
     return OomSample(_counters([(c.cgroup, c.directory) for c in before.counters]), _host_share())
 
 
-class OomSamples:
-    """Samples of many processes: those of one cgroup, taken at nearly one time, are read once."""
+class OomWatch:
+    """Samples of the memory of many processes; those of one cgroup, taken at nearly one time, are read once."""
 
     def __init__(self) -> None:
+        self._samples: dict[ProcessId, list[OomSample]] = {}
         self._read: dict[tuple[str, ...], tuple[float, OomSample]] = {}
 
-    def of(self, pid: int, now: float) -> OomSample:
-        """As `oom_counters`."""
-        return self._sample(_directories(pid, _ROOT), now)
+    def start(self, process: ProcessId, now: float) -> None:
+        """Sample a process from now on."""
+        self._samples[process] = [self._sample(_directories(process.pid, _ROOT), now)]
 
-    def again(self, before: Sequence[OomSample], now: float) -> list[OomSample]:
-        """The newest of `before`, and one of the same cgroups that is not older than `now` by more than a moment."""
-        return [*before, self._sample([(c.cgroup, c.directory) for c in before[-1].counters], now)][-SAMPLES_KEPT:]
+    def sample(self, now: float) -> None:
+        """Sample the cgroups of all processes again."""
+        for samples in self._samples.values():
+            samples.append(self._sample([(c.cgroup, c.directory) for c in samples[-1].counters], now))
+            del samples[:-SAMPLES_KEPT]
+
+    def explain(self, process: ProcessId, status: WaitStatus, *, asked: bool) -> str:
+        """The process has ended: say that it died of memory and how that is known, or ""."""
+        before = self._samples.pop(process, None)
+        if before is None or status.signal != signal.SIGKILL:
+            return ""
+        return explain_oom(before, again(before[-1]), status, asked=asked)
 
     def _sample(self, directories: list[tuple[str, str]], now: float) -> OomSample:
         key = tuple(directory for _, directory in directories)

@@ -186,16 +186,20 @@ def read_facts(directory: Path) -> list[AnyFact]:
     return facts
 
 
-def started_ranks(directory: Path, launch: int) -> list[RankId]:
-    """The ranks of a launch that have started, in all their generations."""
-    found: list[RankId] = []
+def facts_of_launch(directory: Path, launch: int) -> list[AnyFact]:
+    """The facts of one launch, oldest first."""
+    found: list[AnyFact] = []
     current = 0
     for fact in read_facts(directory):
-        if isinstance(fact, LaunchStarted):
-            current = fact.launch
-        elif isinstance(fact, RankStarted) and current == launch:
-            found.append(fact.rank)
+        current = fact.launch if isinstance(fact, LaunchStarted) else current
+        if current == launch:
+            found.append(fact)
     return found
+
+
+def started_ranks(directory: Path, launch: int) -> list[RankId]:
+    """The ranks of a launch that have started, in all their generations."""
+    return [fact.rank for fact in facts_of_launch(directory, launch) if isinstance(fact, RankStarted)]
 
 
 def logs_directory(directory: Path, launch: int) -> Path:

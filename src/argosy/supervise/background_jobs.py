@@ -41,6 +41,10 @@ class BackgroundJobs:
         self._wake = wake
         self._jobs: deque[Job[Any]] = deque()
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
     def do(self, what: str, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Do `work` after what was asked for before it, then call `done` in the loop."""
         self._jobs.append(Job(what, work, done))

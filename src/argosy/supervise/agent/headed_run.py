@@ -1,0 +1,189 @@
+"""A run that this agent is the head of: its directory, those who watch it, and evidence about it."""
+
+import contextlib
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from argosy.control import Forgotten, ForRun, RunEvent, RunState, facts
+from argosy.core import ArgosyError, ProcessId
+from argosy.fabric import Link
+from argosy.observe import RankProgress
+from argosy.supervise.agent.decisions import Decisions
+from argosy.supervise.agent.hosted_run import HostedRun
+from argosy.supervise.agent.log_upkeep import bound_logs, disk_is_full
+from argosy.supervise.evidence.evidence_shell import Evidence
+from argosy.supervise.messages import Happened, Message, Notice, ToAgent
+from argosy.supervise.records.rundir import RunDir, facts_of_launch, new_record
+
+
+class HeadedRun:
+    """The run's records and watchers."""
+
+    def __init__(self, hosted: HostedRun, decisions: Decisions) -> None:
+        self.name, self.number, self.launch = hosted.name, hosted.number, hosted.launch
+        self.directory = Path(hosted.launch.directory)
+        self.logs, self.files, self.jobs = hosted.logs, hosted.files, hosted.jobs
+        self.records = RunDir(self.directory)
+        self.record = new_record(hosted.launch, hosted.number, decisions.clock.now())
+        self.host = self.record.host
+        self.watchers = Watchers()
+        self.evidence = Evidence(self)
+        self._hosted, self._decisions = hosted, decisions
+        self._recorded: set[bytes] = set()
+        """Facts that an earlier agent recorded."""
+        self._troubles: dict[str, str] = {}
+        """What disks do not take, by its kind."""
+        self._bounding = False
+
+    def open(self) -> None:
+        """Make the run's directories.
+
+        Raises:
+            OSError: there is no room, or no permission.
+        """
+        (self.directory / "incidents").mkdir(parents=True, exist_ok=True)
+        self._hosted.make_directories()
+        self.records.write_record(self.record)
+
+    def recover(self) -> None:
+        """Take the run over from an earlier agent."""
+        self.record.started_at = self.state.started_at
+        recorded = facts_of_launch(self.directory, self.number)
+        self.evidence.recover(recorded)
+        self._recorded = {msgspec.msgpack.encode(fact) for fact in recorded}
+        self._hosted.started = {fact.rank: fact.pid for fact in recorded if isinstance(fact, facts.RankStarted)}
+
+    # --- what its evidence asks for
+
+    @property
+    def state(self) -> RunState:
+        return self._decisions.state.runs[self.name]
+
+    def feed(self, event: RunEvent) -> None:
+        self._decisions.feed(ForRun(self.name, event))
+
+    def progress(self) -> dict[int, RankProgress]:
+        """What the pages of the current generation say."""
+        pages, state = self._hosted.pages, self.state
+        found = {index: pages.read(state.rank(index)) for index in range(len(state.slots))}
+        return {index: seen for index, seen in found.items() if seen is not None}
+
+    def process_of(self, index: int) -> ProcessId | None:
+        """The process of a rank, if it lives on this host."""
+        local_run = self._decisions.state.host.runs.get(self.name)
+        local = None if local_run is None else local_run.ranks.get(index)
+        return None if local is None or local.rank != self.state.rank(index) else local.process
+
+    # --- who listens
+
+    def tell_fact(self, fact: facts.AnyFact) -> None:
+        """Record a fact and tell the watchers; one that an earlier agent recorded is not recorded again."""
+        if msgspec.msgpack.encode(fact) not in self._recorded:
+            self.records.record(fact)
+            self.evidence.follow(fact)
+        self.watchers.tell(Happened(self.name, fact))
+        self.check_disks()
+
+    def notice(self, text: str) -> None:
+        """A line for the user."""
+        self.watchers.tell(Notice(text))
+
+    # --- upkeep
+
+    @property
+    def has_trouble(self) -> bool:
+        return any(self._troubles.values())
+
+    def check_disks(self) -> None:
+        """Say once what a disk does not take."""
+        log, records = self._decisions.log.trouble, self.records.trouble
+        self._note_trouble(
+            "log", log and f"the agent log cannot be written ({log}): an agent that is restarted now forgets this run"
+        )
+        self._note_trouble(
+            "records", records and f"the run's records cannot be written ({records}): kept until there is room"
+        )
+
+    def _note_trouble(self, kind: str, what: str) -> None:
+        """Say `what` if it is new; "" if there is no trouble of this kind."""
+        before, self._troubles[kind] = self._troubles.get(kind, ""), what
+        if what and not before:
+            self.tell_fact(facts.DiskTrouble(at=time.time(), what=what))
+
+    def upkeep(self) -> None:
+        """Keep the logs bounded, say when output is being lost, and note that the run can be resumed."""
+        self.records.retry()
+        if self.state.managed and not self.record.managed:
+            self.record.managed = True
+            self.records.write_record(self.record)  # Now: a power cut would leave no time for it.
+        self.check_disks()
+        if not self._bounding:
+            self._bounding = True
+            work = partial(bound_logs, self.logs, self.launch.log_bytes_max)
+            self.jobs.do("bounding logs", lambda: (work(), disk_is_full(self.logs)), self._bounded)
+
+    def _bounded(self, outcome: tuple[list[str], bool] | Exception) -> None:
+        """Say what the logs' disk does not take."""
+        self._bounding = False
+        troubles, full = ([str(outcome)], False) if isinstance(outcome, Exception) else outcome
+        for trouble in troubles:
+            self.notice(f"a log could not be bounded: {trouble}")
+        self._note_trouble("output", f"the disk is full, output is lost: {self.logs}" if full else "")
+
+    # --- the end
+
+    def conclude(self) -> None:
+        """Every rank is gone: end the search for evidence, and note how far the run came."""
+        self.evidence.close()
+        self.record.managed = self.state.managed > 0 or self.record.managed
+        if (seen := self._hosted.pages.read(self.state.rank(0))) is not None:
+            self.record.steps = seen.reached or seen.steps
+
+    def finish(self, code: int, reason: str) -> None:
+        """The run is over: record that after all that is under way, and let the next launch have the directory."""
+        self.jobs.do("finishing", partial(disk_is_full, self.logs), partial(self._finished, code, reason))
+
+    def _finished(self, code: int, reason: str, disk_full: bool | Exception) -> None:
+        self._bounded(disk_full if isinstance(disk_full, Exception) else ([], disk_full))
+        self.record.state, self.record.code, self.record.reason = "ended", code, reason
+        self.record.ended_at = time.time()
+        self.records.write_record(self.record)
+        ended = facts.LaunchEnded(at=self.record.ended_at, launch=self.number, code=code, reason=reason)
+        recorded = [msgspec.msgpack.decode(fact, type=facts.AnyFact) for fact in self._recorded]
+        if any(isinstance(fact, facts.LaunchEnded) for fact in recorded):
+            self.watchers.tell(Happened(self.name, ended))
+        else:
+            self.tell_fact(ended)
+        self.records.close()
+        self.records.release(self.name)
+        self._decisions.feed(Forgotten(self.name))
+
+
+class Watchers:
+    """The clients that hear of a run; with the one that has the lease the run ends."""
+
+    def __init__(self) -> None:
+        self._links: list[Link[ToAgent]] = []
+        self._lease: Link[ToAgent] | None = None
+
+    def add(self, link: Link[ToAgent], *, lease: bool) -> None:
+        self._links.append(link)
+        if lease:
+            self._lease = link
+
+    def remove(self, link: Link[ToAgent]) -> bool:
+        """Forget a link that ended; whether it had the lease."""
+        if link in self._links:
+            self._links.remove(link)
+        leased = self._lease is link
+        self._lease = None if leased else self._lease
+        return leased
+
+    def tell(self, message: Message) -> None:
+        """Send to every watcher; who cannot take it is dropped by the agent later."""
+        for link in self._links:
+            with contextlib.suppress(ArgosyError):
+                link.queue(message)  # The agent's loop flushes.
