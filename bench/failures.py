@@ -23,7 +23,7 @@ from harness import Contender, Failed, Goal, Options, Row, run_benches
 from peers import python_of
 from ranks import Ranks, Told, argosy_ranks, torchrun_ranks
 
-from argosy.supervise.agent_client import list_runs
+from argosy.supervise.client.agent_client import list_runs
 from argosy.supervise.records.rundir import read_facts
 
 UP_S = 300.0

@@ -30,7 +30,7 @@ from warm import warm, warm_python
 from argosy.cli.ps import command as ps_command
 from argosy.core import ArgosyError
 from argosy.fabric import connect
-from argosy.supervise.agent_client import ask
+from argosy.supervise.client.agent_client import ask
 from argosy.supervise.messages import ListRuns, Runs, to_client
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from meshes import gone, owner, until_gone
 import argosy
 from argosy import Cluster, ConfigError, DeadlinePassed, PeerLost, RemoteError, Restart
 from argosy.actors.replies import Reply
-from argosy.supervise.agent_client import list_runs
+from argosy.supervise.client.agent_client import list_runs
 
 FOR_EVER = Restart(policy="rank", per_hour=100_000, startup_max=100_000)
 

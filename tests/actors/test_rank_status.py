@@ -1,7 +1,7 @@
 """What callers learn of a rank's fate from the facts of its run."""
 
 import pytest
-from machines import Machine
+from control.world import World
 from seeds import each
 
 from argosy.actors.rank_status import History
@@ -67,8 +67,8 @@ def test_a_new_launch_forgets_the_last():
 @each("seed", range(60))
 def test_on_a_simulated_machine_at_most_one_generation_lives(seed: int, policy: str):
     """Through losses, restarts and stops: what has exited never lives again, and the newest only grows."""
-    machine = Machine(seed, 4, Restart(policy=policy, startup_max=100))
-    finish = machine.run()
+    machine = World(seed, hosts=1, ranks=4, restart=Restart(policy=policy, startup_max=100, max_restarts=20))
+    finish = machine.run([])
     history = History()
     over: set[tuple[int, int]] = set()
     newest = dict.fromkeys(range(4), 0)

@@ -1,37 +1,46 @@
-"""A run that cannot be replayed is given up alone."""
+"""The agent log: what is written is known again, and a run that cannot be replayed is given up alone."""
 
 from pathlib import Path
 
-from argosy.control.launch import Launch
-from argosy.control.restart import Restart
-from argosy.core import RankId, WaitStatus
-from argosy.supervise.agent import root
-from argosy.supervise.agent.agent_log import AgentLog, Fed, Launched, recall
+from control.world import a_launch
+
+from argosy.control.host_events import ChildForked
+from argosy.control.messages import Started
+from argosy.control.node import Decided, ForHost, ForRun, Launched, NodeState
+from argosy.control.run_events import FromHost, Recovered
+from argosy.core import ProcessId, RankId
+from argosy.supervise.agent.agent_log import AgentLog, recall
+
+
+def launched(name: str) -> Decided:
+    return Decided(Launched(run=name, number=1, launch=a_launch(kind="program"), hosts=["here"]), 1.0)
+
+
+def test_a_log_that_begins_anew_knows_what_the_old_one_knew(tmp_path: Path) -> None:
+    log = AgentLog(tmp_path)
+    log.append([launched("one")])
+    before, _ = recall(tmp_path)
+    before.name = "here"
+    log.restart(before)
+    log.append([launched("two")])
+    state, _ = recall(tmp_path)
+    assert list(state.runs) == ["one", "two"]
+    assert state.runs["one"] == before.runs["one"]
 
 
 def test_an_event_that_cannot_be_replayed_spoils_its_own_run_only(tmp_path: Path) -> None:
     log = AgentLog(tmp_path)
-    launch = Launch(
-        name="one",
-        directory=str(tmp_path),
-        argv=["true"],
-        kind="program",
-        target="true",
-        args=[],
-        python=[],
-        dims={"ranks": 1},
-        cwd="/",
-        umask=0o22,
-        restart=Restart.never(),
-    )
-    for run in ("good", "bad"):
-        log.append(Launched(run, 1, launch, 0.0))
-        log.append(Fed(run, root.Begin(), 1.0))
-    log.append(Fed("bad", root.Started(RankId("main", 77, 0), 4), 2.0))  # There is no rank 77.
-    log.append(Fed("bad", root.Exited(RankId("main", 0, 0), WaitStatus(code=0)), 3.0))
-    log.append(Fed("good", root.Started(RankId("main", 0, 0), 4), 2.0))
-    runs = recall(tmp_path)
-    assert runs["good"].trouble == ""
-    assert runs["good"].state.slots[0].pid == 4
-    assert "Started: IndexError" in runs["bad"].trouble
-    assert runs["bad"].state.slots[0].starting
+    log.restart(NodeState("here"))
+    log.append([launched("good"), launched("bad")])
+    log.append(
+        [Decided(ForRun("bad", FromHost("here", Started(RankId("main", 77, 0), 4))), 2.0)]
+    )  # There is no rank 77.
+    log.append([Decided(ForRun("bad", Recovered()), 3.0)])
+    log.append([Decided(ForHost(ChildForked("good", RankId("main", 0, 0), ProcessId(4, 4))), 2.0)])
+    state, _ = recall(tmp_path)
+    assert not state.runs["good"].ended
+    bad = state.runs["bad"]
+    assert bad.outcome is not None
+    assert (bad.ended, bad.outcome[0]) == (True, 1)
+    assert "the agent cannot carry it on: ForRun: IndexError" in bad.outcome[1]
+    assert state.host.runs["bad"].removing

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from argosy.core import WaitStatus
-from argosy.supervise.evidence.oom import OomCounter, OomSample, OomSamples, again, explain_oom, oom_counters
+from argosy.supervise.evidence.oom import OomCounter, OomSample, OomWatch, again, explain_oom, oom_counters
+from argosy.supervise.processes import process_id
 
 KILLED = WaitStatus(signal=signal.SIGKILL)
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -51,10 +52,11 @@ def test_a_death_is_counted_before_it_is_heard_of():
 
 
 def test_a_death_of_long_ago_is_not_this_one():
-    samples, before = OomSamples(), [sample(1)]
+    watch, process = OomWatch(), process_id(os.getpid())
+    watch._samples[process] = [sample(1)]
     for now in range(10):
-        before = samples.again(before, float(now))
-    assert sample(1) not in before
+        watch.sample(float(now))
+    assert sample(1) not in watch._samples[process]
 
 
 def test_a_unified_hierarchy_is_read(tmp_path: Path):
@@ -80,11 +82,13 @@ def test_a_process_without_cgroups_has_no_counters(tmp_path: Path):
 def test_samples_of_one_cgroup_are_read_once_in_a_moment(tmp_path: Path):
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     known = OomSample((OomCounter("/job", str(tmp_path), 0, 0, 0),))
-    samples = OomSamples()
+    watch, process = OomWatch(), process_id(os.getpid())
+    watch._samples[process] = [known]
     kills: list[int] = []
     for now, count in ((12345.678, 1), (12345.7, 2), (12346.0, 3)):
         (tmp_path / "memory.events").write_text(f"oom_kill {count}\n")
-        kills.append(samples.again([known], now)[-1].counters[0].kills)
+        watch.sample(now)
+        kills.append(watch._samples[process][-1].counters[0].kills)
     assert kills == [1, 1, 3]
 
 

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from argosy.core import RankId
-from argosy.supervise.agent.rank_footprint import Traces
+from argosy.supervise.agent.rank_footprint import RankFootprint
 
 
 def test_only_the_last_life_of_a_rank_leaves_a_page(tmp_path: Path):
-    traces = Traces("run", tmp_path, None)
+    footprint = RankFootprint("run", tmp_path, None)
     for generation in range(5):
         for index in (1, 11):
             rank = RankId("ranks", index, generation)
-            traces.prepare(rank)
-            Path(traces.page(rank)).touch()
-            Path(f"{traces.page(rank)}.spans").touch()
+            footprint.prepare(rank)
+            Path(footprint.page(rank)).touch()
+            Path(f"{footprint.page(rank)}.spans").touch()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {f"{index}.{life}.page{end}" for index in (1, 11) for life in (3, 4) for end in ("", ".spans")}

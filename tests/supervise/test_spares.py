@@ -12,7 +12,7 @@ from meshes import owner, until_gone
 
 import argosy
 from argosy import Cluster, ConfigError, Restart
-from argosy.supervise.agent_client import list_runs
+from argosy.supervise.client.agent_client import list_runs
 from argosy.supervise.rank.spares import ORPHANED_S, QUIET_S, Wish, decide_spares
 
 FOR_EVER = Restart(policy="rank", per_hour=100_000, startup_max=100_000)

@@ -27,6 +27,22 @@ LAYERS = [
 ]
 """Top first. A room imports from lower lines only; rooms on one line do not import each other."""
 
+FOLDERS = {
+    "supervise": [
+        {"client"},
+        {"agent"},
+        {"rank"},
+        {"evidence"},
+        {"imports", "output"},
+        {"records"},
+        {""},
+    ],
+}
+"""The folders of a room, top first: a file imports from lower lines, or from its own folder. "" is the room itself."""
+
+IMPURE = {"os", "pathlib", "random", "secrets", "selectors", "shutil", "socket", "subprocess", "threading", "time"}
+"""What no file of `control` imports: decisions are functions of values."""
+
 ROOFS = {"__init__", "__main__"}
 """Modules beside the rooms that may enter any of them, by its door."""
 CELLAR = {"_exchange", "_lazy", "_native", "_reference", "_select"}
@@ -154,7 +170,8 @@ def fault(name: str, path: tuple[str, ...]) -> str | None:
     if home in CELLAR:
         return "this lies below all rooms"
     inner = PACKAGE / target
-    if len(path) > 2 or (len(path) == 2 and ((inner / f"{path[1]}.py").exists() or (inner / path[1]).is_dir())):
+    is_module = len(path) == 2 and ((inner / f"{path[1]}.py").exists() or (inner / path[1]).is_dir())
+    if len(path) > 2 or (is_module and f" import {path[1]} as {path[1]}\n" not in (inner / "__init__.py").read_text()):
         return f"enter {target} by its door"
     if home in rooms() and level_of(target) <= level_of(home):
         return f"{target} is not below {home}"
@@ -177,6 +194,40 @@ def test_the_map_names_the_rooms_that_exist():
 
 def test_imports_point_down_and_enter_by_doors():
     assert import_faults() == []
+
+
+def folder_of(path: tuple[str, ...]) -> str:
+    """The folder of a room that a path of the package leads into."""
+    return path[1] if len(path) > 1 and (PACKAGE / path[0] / path[1]).is_dir() else ""
+
+
+def test_imports_point_down_between_the_folders_of_a_room():
+    faults: list[str] = []
+    for room, lines in FOLDERS.items():
+        levels = {folder: level for level, line in enumerate(lines) for folder in line}
+        assert {"", *(path.parent.name for path in (PACKAGE / room).glob("*/__init__.py"))} == set(levels)
+        for name, tree in package_trees().items():
+            home = folder_of(Path(name).parts[:2]) if Path(name).parts[0] == room else None
+            if home is None or name == f"{room}/__init__.py":
+                continue
+            targets = {folder_of(path) for path in imported(name, tree) if path[0] == room}
+            faults += [
+                f"{name} imports {room}/{target}"
+                for target in targets
+                if target != home and levels[target] <= levels[home]
+            ]
+    assert faults == []
+
+
+def test_decisions_are_pure():
+    found: list[str] = []
+    for name, tree in package_trees().items():
+        if name.startswith("control/"):
+            for node in ast.walk(tree):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                found += [f"{name} imports {each}" for each in names if each.split(".")[0] in IMPURE]
+    assert found == []
 
 
 @pytest.mark.parametrize(

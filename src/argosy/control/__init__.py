@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.control import facts as facts
+    from argosy.control import node as node
     from argosy.control.facts import AnyFact as AnyFact
     from argosy.control.facts import DiskTrouble as DiskTrouble
     from argosy.control.facts import GaveUp as GaveUp

@@ -245,9 +245,25 @@ def recover(name: str, log: Iterable[LogRecord]) -> tuple[NodeState, list[Number
             case Known(known):
                 state, pending = known, []
             case Decided(event, at):
-                state, effects = react(state, event, at)
-                pending += [each for each in effects if _is_repeated(each[1])]
+                try:
+                    state, effects = react(state, event, at)
+                except Exception as error:
+                    _give_up(state, event, at, error)
+                else:
+                    pending += [each for each in effects if _is_repeated(each[1])]
     return state, pending
+
+
+def _give_up(state: NodeState, event: NodeEvent, at: float, error: Exception) -> None:
+    """An agent died of this event: end the run that it is about, so that the others live."""
+    inner = event.event if isinstance(event, ForHost) else event
+    name = getattr(inner, "run", "")
+    if name not in state.runs:
+        raise error
+    reason = f"the agent cannot carry it on: {type(inner).__name__}: {error!r}"
+    state.runs[name].ended, state.runs[name].outcome, state.runs[name].owed = True, (1, reason, at), {}
+    if name in state.host.runs:
+        state.host.runs[name].removing = True
 
 
 def _is_repeated(effect: NodeEffect) -> bool:

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
-    from argosy.supervise.agent.runs_without_agent import ended_ranks as ended_ranks
-    from argosy.supervise.agent_client import ask as ask
-    from argosy.supervise.agent_client import connect_agent as connect_agent
-    from argosy.supervise.agent_client import end_daemons as end_daemons
-    from argosy.supervise.agent_client import find_living as find_living
-    from argosy.supervise.agent_client import list_runs as list_runs
-    from argosy.supervise.agent_client import reach_agent as reach_agent
-    from argosy.supervise.agent_client import rejoin as rejoin
-    from argosy.supervise.agent_client import submit as submit
     from argosy.supervise.cgroup import find_parent as find_parent
     from argosy.supervise.cgroup import own_cgroup as own_cgroup
+    from argosy.supervise.client.agent_client import ask as ask
+    from argosy.supervise.client.agent_client import connect_agent as connect_agent
+    from argosy.supervise.client.agent_client import end_daemons as end_daemons
+    from argosy.supervise.client.agent_client import find_living as find_living
+    from argosy.supervise.client.agent_client import list_runs as list_runs
+    from argosy.supervise.client.agent_client import reach_agent as reach_agent
+    from argosy.supervise.client.agent_client import rejoin as rejoin
+    from argosy.supervise.client.agent_client import submit as submit
+    from argosy.supervise.client.runs_without_agent import ended_ranks as ended_ranks
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
     from argosy.supervise.environment import seal_environment as seal_environment

@@ -46,7 +46,7 @@ from argosy.supervise.messages import (
 )
 from argosy.supervise.processes import open_process, process_id
 from argosy.supervise.rank.prepare_child import reset_signals, settle
-from argosy.supervise.reaper import Reaper
+from argosy.supervise.rank.reaper import Reaper
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0

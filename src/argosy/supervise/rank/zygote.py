@@ -46,15 +46,15 @@ from argosy.supervise.messages import (
     to_zygote,
 )
 from argosy.supervise.processes import process_id
+from argosy.supervise.rank.beside_rank import run_beside
 from argosy.supervise.rank.boot import Inherited, run_rank
-from argosy.supervise.rank.forked_helper import run_beside
 from argosy.supervise.rank.preload import Preloaded, preload
 from argosy.supervise.rank.prepare_child import reset_signals
+from argosy.supervise.rank.reaper import Reaper
 from argosy.supervise.rank.reset_process import leave_finalizers, tolerate_full_disk
 from argosy.supervise.rank.spares import Spares, wait_as_spare
 from argosy.supervise.rank.store import serve_store
 from argosy.supervise.rank.threads import blas_setters
-from argosy.supervise.reaper import Reaper
 
 START_S = 2.0
 """Without an agent for this long, the zygote starts a warden."""

@@ -12,7 +12,7 @@ import msgspec
 from argosy.control import Launch
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, runtime_dir
-from argosy.supervise.agent.runs_without_agent import runs_between
+from argosy.supervise.client.runs_without_agent import runs_between
 from argosy.supervise.daemons import start_warden
 from argosy.supervise.messages import (
     LaunchRun,

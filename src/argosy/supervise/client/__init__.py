@@ -1,0 +1,1 @@
+"""The side of those who talk to an agent."""
