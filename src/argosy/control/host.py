@@ -155,15 +155,17 @@ def _recovered(state: HostState, now: float, out: Effects) -> None:
             del state.zygotes[key]  # Whoever waits for it starts another.
         else:
             zygote.phase, zygote.awaited_until = "returning", now + RETURN_S
-            out.append(HostWakeAt(zygote.awaited_until))
     state.quitting = False
     state.idle_since = None if state.runs else now
 
 
 def _tick(state: HostState, now: float, out: Effects) -> None:
-    for key in [key for key, z in state.zygotes.items() if z.phase == "returning" and now >= z.awaited_until]:
-        _forget_asked(state, key, out)
-        del state.zygotes[key]
+    for key, zygote in [(key, zygote) for key, zygote in state.zygotes.items() if zygote.phase == "returning"]:
+        if now < zygote.awaited_until:
+            out.append(HostWakeAt(zygote.awaited_until))
+        else:
+            _forget_asked(state, key, out)
+            del state.zygotes[key]
     for name, run in state.runs.items():
         for local in run.ranks.values():
             _ask_kernel_if_late(name, local, now, out)

@@ -87,7 +87,10 @@ class Decisions:
         now = self.clock.now()
         for name in [name for name, at in self._wakes.items() if at <= now]:
             del self._wakes[name]
-            self.feed(ForRun(name, Tick()) if name else ForHost(HostTick()))
+            if not name:
+                self.feed(ForHost(HostTick()))
+            elif name in self.state.runs:
+                self.feed(ForRun(name, Tick()))
 
     def patience(self) -> float | None:
         """Seconds until a machine wants to be woken."""

@@ -35,7 +35,8 @@ def answer_list(
 ) -> Runs:
     """The living runs and what lingers."""
     daemons = [DaemonInfo("warden", warden_pid), DaemonInfo("agent", os.getpid())]
-    daemons += [DaemonInfo("zygote", zygote.process.pid) for zygote in zygotes if zygote.process is not None]
+    there = [zygote.process for zygote in zygotes if zygote.phase != "returning"]
+    daemons += [DaemonInfo("zygote", process.pid) for process in there if process is not None]
     return Runs([_info(run, hosted[run.name]) for run in runs], daemons)
 
 
