@@ -3,7 +3,9 @@
 import itertools
 import random
 import signal
+from collections.abc import Container
 
+import pytest
 from control.world import World
 
 from argosy.control import facts
@@ -20,7 +22,7 @@ POLICIES = [
 ]
 
 
-def live(seed: int, crash_at: int | None = None) -> World:
+def live(seed: int, crash_at: Container[int] = ()) -> World:
     """One life of a run, with its invariants checked."""
     rng = random.Random(seed * 7 + 1)
     hosts = rng.choice([1, 1, 2, 3, 5])
@@ -59,5 +61,17 @@ def test_every_run_ends_wherever_its_agents_are_killed():
     for seed in range(300):
         points = live(seed).points
         rng = random.Random(seed)
-        for _ in range(4):
-            live(seed, crash_at=rng.randrange(1, points + 1))
+        for _ in range(3):
+            live(seed, crash_at={rng.randrange(1, points + 1)})
+
+
+def test_every_run_ends_though_its_agents_are_killed_again_and_again():
+    for seed in range(200):
+        live(seed, crash_at=set(random.Random(seed).sample(range(1, 200), 25)))
+
+
+@pytest.mark.soak
+def test_every_run_ends_though_its_agents_are_killed_at_any_single_record_or_effect():
+    for seed in range(300):
+        for point in range(1, live(seed).points + 1):
+            live(seed, crash_at={point})

@@ -6,7 +6,7 @@ performed, and after it is performed but before that is remembered. Processes, z
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,6 +71,11 @@ def a_launch(**said: Any) -> Launch:
     return msgspec.structs.replace(launch, **said)
 
 
+def copied(log: list[node.LogRecord]) -> list[node.LogRecord]:
+    """The log as it is read from a file."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(log), type=list[node.LogRecord])
+
+
 class AgentKilled(Exception):
     """The agent was killed at this point."""
 
@@ -129,8 +134,7 @@ class Agent:
             self.state, effects = node.react(self.state, event, self.world.now)
             self.perform(effects)
             if self.world.random.random() < 0.02:
-                known = node.Known(self.state)
-                self.log = [msgspec.msgpack.decode(msgspec.msgpack.encode(known), type=node.Known)]
+                self.log = copied([node.Known(self.state)])
         except AgentKilled:
             self.up = False
             self.world.after(self.world.random.uniform(0.01, 3.0), self.restart)
@@ -146,21 +150,21 @@ class Agent:
         """A new agent reads the log, performs what is pending, and learns what happened meanwhile."""
         self.up, self.wakes, self.life = True, {}, self.life + 1
         try:
-            again = node.recover(self.name, self.log)
+            again = node.recover(self.name, copied(self.log))
             assert again[0] == self.state, f"seed {self.world.seed}: the log replays to another state"
             self.state, pending = again
             self.perform(pending)
             for event in node.recovered(self.state):
                 self.feed(event)
+            for process in list(self.processes):  # Before anybody is asked to start what may have lived already.
+                self.tell_forked(process)
+                if process.status is not None:
+                    self.tell_ended(process)
             for zygote in [each for each in self.zygotes if not each.alive]:
                 self.feed(ForHost(ZygoteLost(zygote.key, zygote.id)))
             for zygote in [each for each in self.zygotes if each.alive]:
                 self.feed(ForHost(ZygoteCame(zygote.key, zygote.id, zygote.ready)))
             self.feed(ForHost(WardenCame()))
-            for process in list(self.processes):
-                self.tell_forked(process)
-                if process.status is not None:
-                    self.tell_ended(process)
         except AgentKilled:
             self.up = False
             self.world.after(self.world.random.uniform(0.01, 3.0), self.restart)
@@ -318,7 +322,7 @@ class Agent:
 class World:
     """Virtual time, hosts and their network."""
 
-    def __init__(self, seed: int, *, hosts: int, ranks: int, restart: Restart, crash_at: int | None = None) -> None:
+    def __init__(self, seed: int, *, hosts: int, ranks: int, restart: Restart, crash_at: Container[int] = ()) -> None:
         self.seed, self.restart, self.crash_at = seed, restart, crash_at
         self.random = random.Random(seed)
         self.now = 1000.0
@@ -381,7 +385,7 @@ class World:
     def point(self, agent: Agent) -> None:
         """A place where the agent may be killed."""
         self.points += 1
-        if self.points == self.crash_at:
+        if self.points in self.crash_at:
             raise AgentKilled
 
     def send(self, sender: str, letter: Letter) -> None:
