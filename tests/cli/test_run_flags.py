@@ -15,6 +15,7 @@ from argosy.cli.run import command
 from argosy.cli.torchrun_flags import IGNORED, say_ignored, shown_streams, visible_devices
 from argosy.control.restart import Restart
 from argosy.core import ConfigError
+from argosy.supervise.client.launch_builder import check_restart
 
 
 def parse(*words: str) -> dict[str, Any]:
@@ -149,15 +150,15 @@ def test_bad_meshes_are_refused(text: str):
 
 
 def test_max_restarts_alone_means_all_ranks_as_for_torchrun():
-    assert choose_restart(Options(max_restarts=3), {"rank": 2}).policy == "all"
-    assert choose_restart(Options(), {"rank": 2}).policy == "auto"
-    assert choose_restart(Options(max_restarts=0), {"rank": 2}) == Restart.never()
-    assert choose_restart(Options(restart="rank", max_restarts=3), {"rank": 2}) == Restart.rank(3)
+    assert choose_restart(Options(max_restarts=3)).policy == "all"
+    assert choose_restart(Options()).policy == "auto"
+    assert choose_restart(Options(max_restarts=0)) == Restart.never()
+    assert choose_restart(Options(restart="rank", max_restarts=3)) == Restart.rank(3)
 
 
 def test_a_group_needs_a_dimension_of_the_mesh():
-    with pytest.raises(ConfigError, match="needs a dimension"):
-        choose_restart(Options(restart="group:pp"), {"dp": 2})
+    with pytest.raises(ConfigError, match="no such dimension: 'pp'\nhint: the mesh has dp"):
+        check_restart(choose_restart(Options(restart="group:pp")), {"dp": 2})
 
 
 def test_redirected_streams_do_not_reach_the_terminal():

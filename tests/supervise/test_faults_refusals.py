@@ -40,7 +40,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["-n", "x", "waits.py"], "-n must be a number"),
         (["-n", "-3", "waits.py"], "the number of ranks must be positive: -3"),
         (["--restart", "sometimes", "waits.py"], "no such restart policy"),
-        (["--restart", "group:pp", "waits.py"], "needs a dimension"),
+        (["--restart", "group:pp", "waits.py"], "no such dimension: 'pp'"),
         (["--nnodes", "2", "waits.py"], "only one node"),
         (["--mesh", "dp=", "waits.py"], "--mesh must look like"),
         (["--secret", "NOT_THERE", "waits.py"], "not in the environment"),

@@ -1,29 +1,27 @@
 """From what a mesh was asked for to a launch that the agent can start."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from argosy.actors.server import PATH
-from argosy.control import Launch, Restart, rank_defaults
+from argosy.control import Launch, Restart
 from argosy.core import ConfigError
 from argosy.fabric import Link, cache_dir
 from argosy.supervise import (
     TORCH,
     ToClient,
     Welcome,
+    build_launch,
     default_name,
-    fingerprint,
+    own_limits,
     scan,
     seal_environment,
     submit,
-    zygote_key,
 )
 
 HOST = "argosy.actors"
@@ -47,10 +45,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
     """The launch, and the environment of its ranks."""
     _check_kinds(wanted)
-    if min(wanted.dims.values()) < 1:
-        raise ConfigError(f"a mesh needs positive dimensions: {wanted.dims}")
-    if wanted.restart.policy == "group" and wanted.restart.along not in wanted.dims:
-        raise ConfigError(f"no such dimension: {wanted.restart.along!r}", hint=f"it has {', '.join(wanted.dims)}")
     if wanted.spares and (wanted.spares < 0 or wanted.restart.policy == "never"):
         raise ConfigError(
             f"spares take the place of ranks that are replaced: spares={wanted.spares}",
@@ -60,37 +54,25 @@ def make_launch(wanted: Wanted) -> tuple[Launch, dict[str, str]]:
         raise ConfigError(f"hang_after_s must be positive: {wanted.hang_after_s}")
     environment = {name: value for name, value in os.environ.items() if not _is_a_ranks_own(name)}
     environment[PATH] = _path()
-    mask = os.umask(0)
-    os.umask(mask)
     directory = _directory(wanted)
-    entries = [] if wanted.argv else preloads(wanted.preload)
     target, args = (wanted.argv[0], list(wanted.argv[1:])) if wanted.argv else (HOST, [])
-    flags = cast("list[str]", cast(Any, subprocess)._args_from_interpreter_flags())
-    launch = Launch(
-        name=directory.name,
+    launch = build_launch(
+        environment,
+        name=directory.name if wanted.name is None else wanted.name,
         directory=str(directory),
         fresh=wanted.name is None,
         argv=list(wanted.argv) or [Path(sys.argv[0] or "python").name, "(mesh)"],
         kind="program" if wanted.argv else "module",
         target=target,
         args=args,
-        python=[sys.executable, *flags],
         dims=dict(wanted.dims),
-        cwd=os.getcwd(),
-        umask=mask,
-        preload=entries,
-        fingerprint="" if wanted.argv else fingerprint(sys.path[1:]),
+        preload=[] if wanted.argv else preloads(wanted.preload),
         restart=wanted.restart,
         spares=wanted.spares,
         hang_after_s=wanted.hang_after_s,
         grace_s=GRACE_S,
-        linger_s=float(environment.get("ARGOSY_LINGER_S", "600")),
-        store=not wanted.argv and find_spec("torch") is not None,
     )
-    if wanted.argv:
-        return launch, environment
-    key = zygote_key(launch, {**rank_defaults(launch), **environment})
-    return msgspec.structs.replace(launch, key=key), environment
+    return launch, environment
 
 
 def _check_kinds(wanted: Wanted) -> None:
@@ -110,7 +92,7 @@ def _check_kinds(wanted: Wanted) -> None:
 def start(wanted: Wanted) -> tuple[Link[ToClient], Welcome]:
     """Launch a mesh or a program."""
     launch, environment = make_launch(wanted)
-    sealed = seal_environment(environment, {})
+    sealed = seal_environment(environment, {}, own_limits())
     try:
         return submit(launch, [sealed])
     finally:
@@ -142,7 +124,5 @@ def _path() -> str:
 
 
 def _directory(wanted: Wanted) -> Path:
-    if wanted.name is not None and ("/" in wanted.name or wanted.name in ("", ".", "..", "last")):
-        raise ConfigError(f"not a name for a run: {wanted.name!r}")
     stem = wanted.argv[0] if wanted.argv else (sys.argv[0] if Path(sys.argv[0]).suffix == ".py" else "mesh")
     return Path("runs").absolute() / (wanted.name or default_name(stem))

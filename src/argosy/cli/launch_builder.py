@@ -6,11 +6,9 @@ Functions that check or parse raise ConfigError.
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -19,13 +17,11 @@ import msgspec
 
 from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
-from argosy.control import Launch, Restart, parse_restart, rank_defaults
+from argosy.control import Launch, Restart, parse_restart
 from argosy.core import ConfigError
 from argosy.fabric import cache_dir
-from argosy.supervise import default_name, fingerprint, own_limits, scan, seal_environment, submit, zygote_key
+from argosy.supervise import build_launch, check_ranks, default_name, own_limits, scan, seal_environment, submit
 
-RANKS_MAX = 4096
-"""Of one host: a launch of more would not fit into a frame, nor into the pids of most machines."""
 AUTO_PER_HOUR = 240
 """Restarts of ranks that fail by themselves: more often than every 15 s, something else is wrong."""
 AUTO_STARTUP = 10
@@ -35,9 +31,6 @@ OF_RANKS = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
 """Variables that Argosy sets for each rank."""
-RESERVED = ("", ".", "..", "last", "leftovers")
-"""Names that mean something else to the commands that take a run."""
-
 Kind = Literal["script", "module", "program"]
 
 
@@ -115,29 +108,19 @@ def make_launch(
     environment: Mapping[str, str],
 ) -> Launch:
     """Put the launch together."""
-    python = [sys.executable, *interpreter_flags()]
-    path = sys.path[1:]
-    preload: list[str] = []
-    print_of_packages = ""
-    if kind != "program":
-        preload = scan(target, kind == "module", path, cache_dir() / "scans")
-        print_of_packages = fingerprint(path)
     directory, name = choose_directory(options, target)
-    launch = Launch(
+    return build_launch(
+        environment,
         name=name,
         directory=str(directory),
         argv=["argosy", *sys.argv[1:]],
         kind=kind,
         target=target,
         args=args,
-        python=python,
         dims=dims,
         alone=options.alone,
-        cwd=os.getcwd(),
-        umask=current_umask(),
-        preload=preload,
-        fingerprint=print_of_packages,
-        restart=choose_restart(options, dims),
+        preload=[] if kind == "program" else scan(target, kind == "module", sys.path[1:], cache_dir() / "scans"),
+        restart=choose_restart(options),
         grace_s=options.grace,
         hang_after_s=options.hang_after,
         hang_timeout_s=options.hang_timeout,
@@ -150,25 +133,7 @@ def make_launch(
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         fresh=options.directory is None and options.name is None,
         detached=options.detach,
-        log_bytes_max=int(number_from(environment, "ARGOSY_LOG_BYTES_MAX", 256 << 20)),
-        linger_s=number_from(environment, "ARGOSY_LINGER_S", 600.0),
-        store=kind != "program" and not options.alone and find_spec("torch") is not None,
     )
-    if kind == "program":
-        return launch
-    return msgspec.structs.replace(launch, key=zygote_key(launch, {**rank_defaults(launch), **environment}))
-
-
-def number_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """A variable that holds a number, not negative."""
-    text = environment.get(name, "")
-    try:
-        number = float(text or default)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e18:
-        raise ConfigError(f"{name} must be a number, not negative: {text!r}")
-    return number
 
 
 def check_seconds(flag: str, seconds: float | None) -> None:
@@ -227,14 +192,11 @@ def parse_dims(options: Options) -> dict[str, int]:
         if not text.removeprefix("-").isdecimal():
             raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
         dims = {"rank": int(text)}
-    if prod(dims.values()) > RANKS_MAX:
-        raise ConfigError(f"at most {RANKS_MAX} ranks per host: {prod(dims.values())}")
-    if min(dims.values()) < 1:
-        raise ConfigError(f"the number of ranks must be positive: {options.mesh or options.ranks}")
+    check_ranks(dims)
     return dims
 
 
-def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
+def choose_restart(options: Options) -> Restart:
     """`--max-restarts` alone restarts all ranks, as torchrun does; without either, `argosy.Run` gets ranks back."""
     if options.restart is None:
         if options.max_restarts is None:
@@ -242,13 +204,7 @@ def choose_restart(options: Options, dims: Mapping[str, int]) -> Restart:
         if not options.max_restarts:
             return Restart.never()
         return Restart(policy="all", max_restarts=options.max_restarts, startup_max=options.max_restarts)
-    restart = parse_restart(options.restart, options.max_restarts)
-    if restart.policy == "group" and restart.along not in dims:
-        raise ConfigError(
-            f"--restart group needs a dimension of the mesh: {options.restart}",
-            hint=f"the mesh has {', '.join(dims)}",
-        )
-    return restart
+    return parse_restart(options.restart, options.max_restarts)
 
 
 def parse_threads(text: str | None, size: int) -> int:
@@ -285,21 +241,6 @@ def choose_directory(options: Options, target: str) -> tuple[Path, str]:
     """The run's directory and name."""
     given = Path(options.directory).absolute() if options.directory else None
     name = options.name or (given.name if given else default_name(target))
-    if "/" in name or name.startswith("-") or name in RESERVED:
-        raise ConfigError(f"not a name for a run: {name!r}", hint="give another --name")
     if given is not None:
         return given, name
     return Path("runs").absolute() / name, name
-
-
-def interpreter_flags() -> list[str]:
-    """The flags that this interpreter was started with, for the ranks' own."""
-    private = getattr(subprocess, "_args_from_interpreter_flags")  # noqa: B009 - the only source of truth
-    flags: list[str] = private()
-    return flags
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from argosy.supervise.client.agent_client import reach_agent as reach_agent
     from argosy.supervise.client.agent_client import rejoin as rejoin
     from argosy.supervise.client.agent_client import submit as submit
+    from argosy.supervise.client.launch_builder import build_launch as build_launch
+    from argosy.supervise.client.launch_builder import check_ranks as check_ranks
     from argosy.supervise.client.runs_without_agent import ended_ranks as ended_ranks
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
@@ -29,9 +31,7 @@ if TYPE_CHECKING:
     from argosy.supervise.evidence.why import explain as explain
     from argosy.supervise.evidence.why import sections as sections
     from argosy.supervise.imports.scan import TORCH as TORCH
-    from argosy.supervise.imports.scan import fingerprint as fingerprint
     from argosy.supervise.imports.scan import scan as scan
-    from argosy.supervise.imports.zygote_key import zygote_key as zygote_key
     from argosy.supervise.messages import Environment as Environment
     from argosy.supervise.messages import GetEnvironment as GetEnvironment
     from argosy.supervise.messages import Happened as Happened
