@@ -12,12 +12,15 @@ import pytest
 from console import Console, ask_agent, cold_terminal, leave_shared_home, terminal, until
 from daemons import desk
 
-# A shell ignores SIGINT for its background jobs, nohup ignores SIGHUP, and what they start would too: the signals are
-# tested all the same.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# A shell ignores SIGINT and SIGQUIT for its background jobs, nohup ignores SIGHUP, and what they start would too: the
+# signals are tested all the same.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def pytest_sessionfinish() -> None:

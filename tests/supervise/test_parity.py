@@ -65,6 +65,7 @@ def both(console: Console, words: str, stdin: bytes = b"") -> tuple[Ended, Ended
 @pytest.mark.parametrize("words", CASES)
 def test_a_script_cannot_tell(shared: Console, words: str) -> None:
     plain, ours = both(shared, words, stdin=b"one\ntwo three\nfour")
+    assert ours.out.splitlines() == plain.out.splitlines()
     assert (ours.out, without_remarks(ours.err)) == (plain.out, without_remarks(plain.err))
     assert ours.code == plain.code
 
