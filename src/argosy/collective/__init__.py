@@ -3,6 +3,7 @@
 Importing this room registers the backend `argosy` with torch.distributed.
 """
 
+from argosy.collective.agent_store import open_agent_store
 from argosy.collective.backend import joining, register
 from argosy.collective.group import Group
 from argosy.collective.latch import Latch
@@ -11,4 +12,4 @@ from argosy.collective.request import CollectiveMismatch
 
 register()
 
-__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "register"]
+__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "open_agent_store", "register"]

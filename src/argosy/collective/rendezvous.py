@@ -1,4 +1,4 @@
-"""How the members of a group find each other: through one key per member and generation in torch's store.
+"""How the members of a group find each other: through one key per member and generation in a store.
 
 Each member publishes its host, its process and how much memory it can give. If all share a host, rank 0 makes the
 shared segment; otherwise the members connect to each other. The store must outlive every rank, as an agent's does.
@@ -24,6 +24,9 @@ Stop = Callable[[], bool]
 """Asked while waiting; True ends the wait."""
 _POLL_S = 0.002
 _FORBIDDEN_S = 2.0
+_LOOK_S = 0.1
+_LOOK_MAX = 8
+"""How often, and for how many members at once, it is asked who of them is there while others are not."""
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -99,15 +102,21 @@ class _Attempt:
         return members, self._lead(members) if meeting.rank == 0 else self._follow(members[0])
 
     def _members(self) -> list[MemberInfo]:
-        missing = {rank: self._meeting.key(rank) for rank in range(self._meeting.size)}
-        while True:
-            for rank, key in list(missing.items()):
-                if self._store.check([key]):
-                    self._known[rank] = msgspec.json.decode(self._store.get(key), type=MemberInfo)
-                    del missing[rank]
-            if not missing:
-                return [self._known[rank] for rank in range(self._meeting.size)]
+        ranks = range(self._meeting.size)
+        look_at = time.monotonic() + _LOOK_S
+        while not self._store.check([self._meeting.key(rank) for rank in ranks]):
+            if time.monotonic() >= look_at:  # Of those who are there it can be seen that they die.
+                self._learn(_LOOK_MAX)
+                look_at = time.monotonic() + _LOOK_S
             self._pause()
+        self._learn(self._meeting.size)
+        return [self._known[rank] for rank in ranks]
+
+    def _learn(self, count: int) -> None:
+        """Ask for up to `count` members that are not known yet."""
+        for rank in [rank for rank in range(self._meeting.size) if rank not in self._known][:count]:
+            if self._store.check([self._meeting.key(rank)]):
+                self._known[rank] = msgspec.json.decode(self._store.get(self._meeting.key(rank)), type=MemberInfo)
 
     def _lead(self, members: list[MemberInfo]) -> GroupSegment:
         """Make the segment, and keep its descriptor open until all members have opened it."""
@@ -173,6 +182,7 @@ class _Attempt:
             if member.host == host and not _alive(member.pid):
                 raise PeerLost(f"rank {rank}", f"it died while generation {meeting.generation} was formed")
         if time.monotonic() > self._deadline:
+            self._learn(meeting.size)
             missing = format_ranks(rank for rank in range(meeting.size) if rank not in self._known)
             what = f"ranks {missing} of {meeting.size} did not join group {meeting.name}"
             raise DeadlinePassed(what, self._timeout_s)

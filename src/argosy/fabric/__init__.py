@@ -6,6 +6,11 @@ The modules of calls are imported on first use, because most processes never cal
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
+from argosy.fabric.agent_board import AgentBoard as AgentBoard
+from argosy.fabric.agent_board import BoardAdd as BoardAdd
+from argosy.fabric.agent_board import BoardAnswer as BoardAnswer
+from argosy.fabric.agent_board import BoardGet as BoardGet
+from argosy.fabric.agent_board import BoardSet as BoardSet
 from argosy.fabric.host_identity import host_id as host_id
 from argosy.fabric.link import FDS_MAX as FDS_MAX
 from argosy.fabric.link import BadFrame as BadFrame

@@ -8,7 +8,7 @@ import msgspec
 
 from argosy.control import AnyFact, Launch
 from argosy.core import ProcessId, RankId, WaitStatus
-from argosy.fabric import Arrive, ForkHelper
+from argosy.fabric import Arrive, BoardAdd, BoardGet, BoardSet, ForkHelper
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +174,9 @@ ToAgent = (
     | ChildPaused
     | Arrive
     | ForkHelper
+    | BoardSet
+    | BoardAdd
+    | BoardGet
 )
 
 # --- agent -> client

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 
-from argosy.collective import Group, Latch, Superseded, joining
+from argosy.collective import Group, Latch, Superseded, joining, open_agent_store
 from argosy.core import ConfigError, DeadlinePassed
 from argosy.fabric import here
 
@@ -71,10 +71,9 @@ class Crew:
             dist.init_process_group(None if torch.accelerator.is_available() else "argosy")
             self.group = dist.group.WORLD
             return "foreign"
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # Not torch's rendezvous: it would give each generation names of its own.
-        store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-        self._store = dist.PrefixStore("argosy/run", store)
+        # Not torch's rendezvous: it would give each generation names of its own, and its store can be killed.
+        self._agent_store = open_agent_store()
+        self._store = dist.PrefixStore("argosy/run", self._agent_store)
         self._joining.enter_context(joining())
         dist.init_process_group("argosy", store=self._store, rank=self.rank, world_size=self.size)
         self.group = dist.group.WORLD

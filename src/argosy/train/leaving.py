@@ -63,7 +63,7 @@ class Leaving:
         while not over.wait(LOOK_S):
             step: Step | None = run.current
             if step is not None and step is before and not step.rehearsal:
-                with suppress(RuntimeError):  # The store is gone, and soon this process too.
+                with suppress(RuntimeError, ArgosyError):  # The store is gone, and soon this process too.
                     if (left := self._left()) is not None:
                         run.crew.group.give_up(PeerLost(f"rank {left.rank}", str(left)))
             before = step

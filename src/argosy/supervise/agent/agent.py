@@ -22,7 +22,18 @@ import setproctitle
 
 from argosy.control import ClientLeft, ForHost, WardenCame, WardenLost
 from argosy.core import ArgosyError, PeerLost
-from argosy.fabric import Arrive, ForkHelper, Link, accept, listen, peer_credentials, shared_memory_dir
+from argosy.fabric import (
+    Arrive,
+    BoardAdd,
+    BoardGet,
+    BoardSet,
+    ForkHelper,
+    Link,
+    accept,
+    listen,
+    peer_credentials,
+    shared_memory_dir,
+)
 from argosy.supervise.agent.client_requests import ClientRequests
 from argosy.supervise.agent.decisions import Decisions
 from argosy.supervise.agent.headed_run import HeadedRun
@@ -208,6 +219,8 @@ class Agent:
         self._links.discard(link)
         self._requests.dropped(link)
         self._performer.zygotes.dropped(link)
+        for hosted in self._hosted.values():
+            hosted.board.forget(link)
         for run in self._headed.values():
             if run.watchers.remove(link):  # A1
                 run.feed(ClientLeft())
@@ -229,6 +242,9 @@ class Agent:
             case Arrive(run, rank, count):
                 if run in self._hosted:
                     self._hosted[run].barrier.arrive(rank.index, count, link)
+            case BoardSet(run) | BoardAdd(run) | BoardGet(run):
+                if run in self._hosted:
+                    self._hosted[run].board.handle(link, message)
             case ForkHelper():
                 self._performer.assist(message, fds)
             case ListRuns():

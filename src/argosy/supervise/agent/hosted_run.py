@@ -12,6 +12,7 @@ from argosy.control import Launch, rank_defaults, rank_variables
 from argosy.core import RankId
 from argosy.observe import Page, RankProgress
 from argosy.supervise.agent.barrier import Barrier
+from argosy.supervise.agent.board import Board
 from argosy.supervise.agent.rank_footprint import RankFootprint
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.environment import seal_environment
@@ -76,13 +77,21 @@ class HostedRun:
         self.jobs = BackgroundJobs(host.wake)
         self.kills = BackgroundJobs(host.wake)
         """Ranks are killed apart from what else takes time: others wait to be started after them."""
-        self.barrier = Barrier(launch.size)
+        self.generation = 0
+        """The last one in which all ranks started together."""
+        self.barrier, self.board = Barrier(launch.size), Board()
         self.started: dict[RankId, int] = {}
         """The process groups of all ranks that have lived here, by their leader's pid."""
         self.spares: list[int] = []
         self.paused: dict[int, int] = {}
         """Ranks that were stopped by a signal, and which."""
         self._agent = host.runtime / "agent.sock"
+
+    def begin_generation(self, generation: int) -> None:
+        """All ranks start together: nothing that earlier ones said counts."""
+        if generation != self.generation:
+            self.generation = generation
+            self.barrier, self.board = Barrier(self.launch.size), Board()
 
     def make_directories(self) -> None:
         """Make the directories that ranks write to.

@@ -144,6 +144,7 @@ class Performer:
 
     def recover(self, name: str) -> None:
         """Take over the processes of a run from an earlier agent."""
+        self._hosted[name].generation = self._decisions.state.runs[name].store_generation
         self.ranks.recover(name)
         self._stores.recover(name)
 

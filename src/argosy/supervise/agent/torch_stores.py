@@ -31,6 +31,7 @@ class TorchStores:
     def listen(self, effect: ListenFor) -> None:
         """Open a port for a generation, when whoever served the one before has let go of it."""
         run, after = self._runs[effect.run], effect.after
+        run.begin_generation(effect.generation)
         self.release(effect.run)
         if after is None:
             self._open(effect)
