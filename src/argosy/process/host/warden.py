@@ -293,14 +293,23 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
+def _lock(runtime: Path) -> bool:
+    """Take the lock of the runtime directory; False if another warden has it. Others hold it for a moment to look."""
+    lock = os.open(runtime / "warden.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.005)
+    return False
+
+
 def main() -> None:
     """Become the warden of the runtime directory in argv, unless there is one (W1)."""
     runtime = Path(sys.argv[1])
     os.chdir("/")
-    lock = os.open(runtime / "warden.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(runtime):
         return
     with contextlib.suppress(BlockingIOError):  # systemd-tmpfiles leaves a locked directory alone, however old it is.
         fcntl.flock(os.open(runtime, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)

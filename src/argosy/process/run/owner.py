@@ -50,20 +50,20 @@ def is_inhabited(runtime: Path) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENXIO, errno.ENOENT):
             return True  # Unknown, so it is not touched.
-    lock = lock_runtime(runtime)
+    lock = lock_runtime(runtime, fcntl.LOCK_SH)  # Shared: others may be looking at this moment.
     if lock is not None:
         os.close(lock)
     return lock is None and (runtime / "warden.lock").exists()
 
 
-def lock_runtime(runtime: Path) -> int | None:
+def lock_runtime(runtime: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """Take the warden's lock, so that no warden can start; None if there is one, or never was."""
     try:
         lock = os.open(runtime / "warden.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return None
