@@ -24,9 +24,8 @@ os._exit(int(sys.argv[1]))
 """A rank that leaves a child in its process group: finishing waits for the child for a moment, then kills it."""
 
 
-def wait_for_end(pid: int) -> None:
+def wait_for_end(pidfd: int) -> None:
     """Return at the very moment at which the process ends."""
-    pidfd = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     assert poller.poll(60_000)
@@ -43,8 +42,9 @@ def test_a_run_whose_agent_is_killed_while_it_finishes_ends_once(
     client = host.start("run", "--name", "ends", "leaves.py", str(code), out=out)
     child = int(said(out, r"left (\d+)")[1])
     rank, agent = ranks(host, "ends", count=1)[0].pid, daemon(host, "agent")
+    pidfd = os.pidfd_open(rank)
     (tmp_path / "go").touch()
-    wait_for_end(rank)
+    wait_for_end(pidfd)
     time.sleep(delay_s)
     os.kill(agent, signal.SIGKILL)
     assert client.wait(60) == code
