@@ -311,7 +311,8 @@ def kill_agent() -> int:
 def supervised(old_agent: int) -> set[int]:
     """The pids that an agent other than the old one answers for."""
     alive = list_runs()
-    if any(daemon.pid == old_agent for daemon in alive.daemons):
+    agents = {daemon.pid for daemon in alive.daemons if daemon.what == "agent"}
+    if not agents - {old_agent}:
         return set()
     return {rank.pid for run in alive.runs for rank in run.ranks}
 
