@@ -12,7 +12,7 @@ from torch import nn
 
 from argosy.checkpoint import Saver, export, import_, restore
 from argosy.core import ConfigError
-from argosy.transfer import Blocks, Split, UnalignedBlocks, describe, reshard, sharded
+from argosy.transfer import Blocks, Split, UnalignedBlocks, describe, sharded
 from argosy.transfer.torch_wrapped import check_cut, noted, rebuilt
 
 
@@ -235,9 +235,3 @@ def test_a_rank_without_whole_blocks_is_named():
     inner = {"codes": torch.zeros(32, 128, dtype=torch.uint8), "scale": torch.zeros(16)}
     with pytest.raises(ConfigError, match=r"w::exp_avg cannot be kept: .* blocks of 256 cells.* rank 0 has 4224"):
         check_cut("w::exp_avg", inner, sharded((65, 128), (2,), (Split(0),)))
-
-
-def test_states_can_be_planned_as_they_are():
-    model, coder = grown()
-    explained = reshard(describe(model, coder), describe(model, coder)).explain()
-    assert (explained.tensors, explained.bytes_sent) == (4, 0)

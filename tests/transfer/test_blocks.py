@@ -8,12 +8,11 @@ import torch
 from seeds import each
 
 from argosy.core import ConfigError
-from argosy.transfer import Blocks, Layout, Split, Tensor, UnalignedBlocks, replicated, reshard, sharded
+from argosy.transfer import Blocks, Layout, Split, UnalignedBlocks, replicated, sharded
 from argosy.transfer.blocks import BLOCKS_NOTE, blocking_of, cells_of, from_note, note_of
 from argosy.transfer.requantising import Book, Requantise
 
 LINEAR = tuple(code / 127 for code in range(-128, 128))
-BLOCKS = Blocks(16, "codes", LINEAR)
 
 
 def random_layout(dice: random.Random) -> Layout:
@@ -111,18 +110,3 @@ def test_values_stay_within_a_step_of_their_new_block(old: int, new: int):
     step = scales.repeat_interleave(new)[: values.numel()] / 127
     assert ((found - meant).abs() <= step * 0.51).all()
     assert codes.view(13, 21)[3].eq(0).all()
-
-
-def test_a_plan_says_what_is_quantised_anew():
-    rows, columns = sharded((4, 32), (2,), (Split(0),)), sharded((4, 32), (2,), (Split(1),))
-
-    def side(layout: Layout) -> dict[str, Tensor]:
-        scales, blocking = blocking_of(layout, BLOCKS)
-        return {"w::codes": Tensor(layout, 1, "I8"), "w::scales": Tensor(scales, 4, "F32", blocking)}
-
-    with pytest.raises(UnalignedBlocks, match="other blocks at the destination"):
-        reshard(side(rows), side(columns))
-    explained = reshard(side(rows), side(columns), requantize=True).explain()
-    assert explained.requantised == ["w::scales"]
-    assert "quantised anew, not exact: w::scales" in str(explained)
-    assert reshard(side(rows), side(replicated((4, 32))), requantize=True).explain().requantised == []

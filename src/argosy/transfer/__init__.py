@@ -1,10 +1,10 @@
-"""Tensors on the move: layouts, plans, digests, and what the state of a training consists of."""
+"""Layouts, copies and digests of tensors, and what the state of a training consists of."""
 
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 from argosy.transfer.blocks import BLOCKS_NOTE, NOTES, Blocks, UnalignedBlocks, blocked, flat_ranges
-from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
+from argosy.transfer.boxes import CHUNK_BYTES, Box, cut, flat_boxes, strides_of, whole
 from argosy.transfer.copying import (
     ZERO,
     Copy,
@@ -42,7 +42,6 @@ from argosy.transfer.mapping import (
     parts_by_source,
     seen_from_source,
 )
-from argosy.transfer.planning import CHUNK_BYTES, Explained, Move, Plan, Tensor, Transfer, Uncovered, overlaps, reshard
 from argosy.transfer.trees import grown, holds_values, references, referring
 from argosy.transfer.units import (
     DTYPES,
@@ -63,9 +62,6 @@ from argosy.transfer.units import (
 )
 
 if TYPE_CHECKING:
-    from argosy.transfer.sending import CorruptTransfer as CorruptTransfer
-    from argosy.transfer.sending import Moved as Moved
-    from argosy.transfer.sending import move as move
     from argosy.transfer.torch_state import describe as describe
     from argosy.transfer.torch_state import layout_of as layout_of
     from argosy.transfer.torch_state import torch_dtypes as torch_dtypes
@@ -83,18 +79,13 @@ __all__ = [
     "Blocks",
     "Box",
     "Copy",
-    "CorruptTransfer",
-    "Explained",
     "Fused",
     "Kind",
     "Layout",
     "Made",
     "Member",
-    "Move",
-    "Moved",
     "Piece",
     "Placement",
-    "Plan",
     "Progress",
     "Range",
     "Remap",
@@ -107,11 +98,8 @@ __all__ = [
     "State",
     "Sums",
     "Table",
-    "Tensor",
-    "Transfer",
     "Transposed",
     "UnalignedBlocks",
-    "Uncovered",
     "Unit",
     "Value",
     "add",
@@ -133,13 +121,10 @@ __all__ = [
     "holds_values",
     "is_plain",
     "layout_of",
-    "move",
-    "overlaps",
     "parts_by_source",
     "references",
     "referring",
     "replicated",
-    "reshard",
     "role_of",
     "rows_of",
     "seen_from_source",

@@ -179,24 +179,6 @@ class Remap(msgspec.Struct, frozen=True):
         return found
 
 
-def seen_from_destination(made: Made, layouts: Mapping[str, Layout]) -> Layout:
-    """Where the source's memory lies in the index space of a destination tensor."""
-    pieces: list[Piece] = []
-    for part in made.parts:
-        for piece in layouts[part.source].pieces:
-            common = piece.box & part.box
-            if common is None:
-                continue
-            origin = tuple(
-                part.start[d] + (0 if axis is None else common.start[axis] - part.box.start[axis])
-                for d, axis in enumerate(part.axes)
-            )
-            size = tuple(1 if axis is None else common.shape[axis] for axis in part.axes)
-            strides = tuple(0 if axis is None else piece.strides[axis] for axis in part.axes)
-            pieces.append(Piece(piece.rank, Box(origin, size), _offset(piece, common), strides, part.source))
-    return Layout(made.shape, tuple(pieces))
-
-
 def parts_by_source(made: Mapping[str, Made]) -> dict[str, list[tuple[str, Part]]]:
     """For each source tensor, the destinations that it is part of."""
     found: dict[str, list[tuple[str, Part]]] = {}
