@@ -22,7 +22,6 @@ from argosy.transfer import (
     Renamed,
     Role,
     State,
-    UnalignedBlocks,
     Unit,
     checked_roles,
     full_name,
@@ -44,8 +43,6 @@ class Wish:
     partial: bool = False
     fresh: bool = False
     roles: Collection[Role] | None = None
-    requantize: bool = False
-    """Quantise values anew where they have other blocks here than they were stored with: that is not exact."""
     timeout_s: float = EXCHANGE_TIMEOUT_S
     """How long to wait for other ranks."""
 
@@ -121,11 +118,6 @@ def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> N
         raise ConfigError(f"no place for stored {some(adoption.unused)}", hint="rename them, or pass partial=True")
     elif missing:
         raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
-    if adoption.requantised and not wish.requantize:
-        raise UnalignedBlocks(
-            f"stored in other blocks than are here: {some(adoption.requantised)}",
-            hint="choose ranks or shard sizes that are multiples of the block, or pass requantize=True: not exact",
-        )
     if adoption.bare and not wish.fresh:
         raise ConfigError(
             f"stored without moments, which the optimizer here would begin anew: {some(adoption.bare)}",

@@ -55,8 +55,6 @@ class Restored:
     unused: list[str] = field(default_factory=list[str])
     skipped: list[str] = field(default_factory=list[str])
     """Newer steps that could not be used, and why."""
-    requantised: list[str] = field(default_factory=list[str])
-    """Scales of values that were quantised anew, as blocks are cut otherwise here."""
     merged: list[str] = field(default_factory=list[str])
     """Options that were stored of several groups, and of which one counts in a group here."""
     differing: list[str] = field(default_factory=list[str])
@@ -67,8 +65,6 @@ class Restored:
         lines = [f"passed over {reason}" for reason in self.skipped]
         if self.kept:
             lines.append(f"not stored, and left as it was: {some(self.kept)}")
-        if self.requantised:
-            lines.append(f"quantised anew, as blocks are cut otherwise here: {some(self.requantised)}")
         if self.merged:
             lines.append(f"of several groups that are one here, the last one's count: {some(self.merged)}")
         if self.differing:
@@ -92,8 +88,8 @@ def restore(
     are written in place, in whatever layout they have, and values are put back into the dict. Without it, the tensors
     are returned whole: no ranks, no process group. Keyword arguments are those of `Wish`: `rename` maps stored names to
     live ones, `remap` also splits, fuses, stacks and transposes them, `partial=True` lets names on either side be
-    without a partner, `roles` restores only these, `fresh=True` lets moments be left out, `requantize=True` quantises
-    values anew that have other blocks here, `timeout_s` bounds the wait for other ranks.
+    without a partner, `roles` restores only these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait
+    for other ranks.
 
     Raises:
         StepNotFound: nothing was committed, or not this step.
@@ -361,7 +357,7 @@ class _Writing:
         kept, unused = adoption.kept, adoption.unused
         step = self._found.root.step
         restored = Restored(step, label, 0.0, total, kept=kept, unused=unused, values=self._found.values)
-        restored.requantised, restored.merged = adoption.requantised, adoption.merged
+        restored.merged = adoption.merged
         restored.differing = differing(self._found) if self._found.root.size != self._size else []
         return restored
 

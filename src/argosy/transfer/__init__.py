@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
-from argosy.transfer.blocks import BLOCKS_NOTE, NOTES, Blocks, UnalignedBlocks, blocked, flat_ranges
 from argosy.transfer.boxes import CHUNK_BYTES, Box, cut, flat_boxes, strides_of, whole
 from argosy.transfer.copying import (
     ZERO,
@@ -25,6 +24,7 @@ from argosy.transfer.layout import (
     Placement,
     Range,
     Split,
+    blocked,
     flat,
     flat_buffer,
     from_safetensors,
@@ -45,6 +45,7 @@ from argosy.transfer.mapping import (
 from argosy.transfer.trees import grown, holds_values, references, referring
 from argosy.transfer.units import (
     DTYPES,
+    WRAPPED_NOTE,
     Adoption,
     Kind,
     Member,
@@ -70,13 +71,11 @@ if TYPE_CHECKING:
 __getattr__, _torch_names = lazy(__name__)
 
 __all__ = [
-    "BLOCKS_NOTE",
     "CHUNK_BYTES",
     "DTYPES",
-    "NOTES",
+    "WRAPPED_NOTE",
     "ZERO",
     "Adoption",
-    "Blocks",
     "Box",
     "Copy",
     "Fused",
@@ -99,7 +98,6 @@ __all__ = [
     "Sums",
     "Table",
     "Transposed",
-    "UnalignedBlocks",
     "Unit",
     "Value",
     "add",
@@ -113,7 +111,6 @@ __all__ = [
     "flat_boxes",
     "flat_buffer",
     "flat_members",
-    "flat_ranges",
     "from_safetensors",
     "full_name",
     "grown",
