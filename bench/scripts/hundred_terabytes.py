@@ -21,7 +21,7 @@ from argosy.checkpoint.fitting import Wish, fit
 from argosy.checkpoint.format import Draft, Index, Root, step_name
 from argosy.checkpoint.operations import index_name, make_root, plan_root, segment_name
 from argosy.checkpoint.reading import FilesSource
-from argosy.checkpoint.restoring import wanted_chunks
+from argosy.checkpoint.restore_targets import wanted_chunks
 from argosy.checkpoint.saver import said
 from argosy.checkpoint.stores import LocalStore
 from argosy.checkpoint.verifying import grouped

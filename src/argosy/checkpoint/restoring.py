@@ -6,37 +6,41 @@ R3  Everything that will be written is verified before the first byte is: on err
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from argosy.checkpoint.asking import checked_step
 from argosy.checkpoint.differing import differing, kept_apart, without_equals
 from argosy.checkpoint.files import Files
-from argosy.checkpoint.fitting import Fit, Wish, fit, some
-from argosy.checkpoint.format import CorruptShard, Entry
-from argosy.checkpoint.gathering import as_state, is_in_group, landing, new_tensor, place, without_collection
+from argosy.checkpoint.fitting import Wish, fit, some
+from argosy.checkpoint.format import Entry
+from argosy.checkpoint.gathering import as_state, is_in_group, new_tensor, place, without_collection
 from argosy.checkpoint.jobs import await_saves
-from argosy.checkpoint.reading import (
-    Candidate,
-    Chunk,
-    Source,
-    Step,
-    all_chunks,
-    chunk_copies,
-    stored_state,
-)
+from argosy.checkpoint.reading import Candidate, Chunk, Source, Step, stored_state
+from argosy.checkpoint.restore_targets import Landing, wanted_chunks
 from argosy.checkpoint.searching import Kind, Search
 from argosy.checkpoint.sharing import Partner, Receivers, Sharing, Table, copies_to, places, reads_of
 from argosy.checkpoint.snapshot import address_of
 from argosy.checkpoint.stores import located
-from argosy.checkpoint.verifying import Ahead, Away, Reading, Sinks, size_of
+from argosy.checkpoint.verifying import Ahead, Reading, size_of
 from argosy.core import ArgosyError, ConfigError
-from argosy.transfer import Box, Copy, Member, Piece, State, grown, held, is_plain, replicated, strides_of
-
-T = TypeVar("T")
+from argosy.transfer import (
+    Adoption,
+    Box,
+    Copy,
+    Member,
+    Spot,
+    State,
+    copy_boxes,
+    grown,
+    held,
+    replicated,
+    spot,
+    strides_of,
+)
 
 
 @dataclass(slots=True)
@@ -87,7 +91,7 @@ def restore(
     `into` is a State, a module, or a dict of modules, optimizers, values and whatever has a state_dict; their tensors
     are written in place, in whatever layout they have, and values are put back into the dict. Without it, the tensors
     are returned whole: no ranks, no process group. Keyword arguments are those of `Wish`: `rename` maps stored names to
-    live ones, `remap` also splits, fuses, stacks and transposes them, `partial=True` lets names on either side be
+    live ones, `remap` makes other tensors of them, `partial=True` lets names on either side be
     without a partner, `roles` restores only these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait
     for other ranks.
 
@@ -122,7 +126,7 @@ class _Opened(NamedTuple):
     """What became of a step: ready to be written, or why not."""
 
     kind: Kind
-    work: "_Collecting | _Writing | None" = None
+    work: "_Collecting | _Writing | _Remapping | None" = None
     error: Exception | None = None
 
 
@@ -189,7 +193,10 @@ def _open(search: Search, candidate: Candidate, into: _Into, wish: Wish) -> _Ope
             continue
         try:
             found = without_equals(found)
-            work = _Writing(files, found, into, wish) if into.is_anything else _Collecting(files, found)
+            if into.is_anything:
+                work = (_Writing if wish.remap is None else _Remapping)(files, found, into, wish)
+            else:
+                work = _Collecting(files, found)
             work.source = source
             if not files.place:
                 work.verify(Sharing(work.rank))
@@ -223,7 +230,7 @@ def _verified(search: Search, candidate: Candidate, opened: _Opened, sharing: Sh
         return _Opened("damaged", None, error)
 
 
-def _written(search: Search, work: "_Collecting | _Writing", sharing: Sharing) -> Restored:
+def _written(search: Search, work: "_Collecting | _Writing | _Remapping", sharing: Sharing) -> Restored:
     """Write, on all ranks, and tell them how it went: whatever it is, the others must not wait."""
     failure: Exception | None = None
     try:
@@ -255,8 +262,7 @@ class _Collecting:
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
 
     def verify(self, _: Sharing) -> None:
-        locals_ = {name: member.local for name, member in self._targets.items()}
-        landing = Landing(Fit(self._found.entries, self._targets, locals_), 0)
+        landing = Landing(self._targets, 0)
         Reading(self._files, wanted_chunks(self._found.entries, self._targets, 0), landing.sinks()).fill()
         landing.finish()
         self.is_verified = True
@@ -301,8 +307,8 @@ class _Writing:
             self._fitted = fit(found, into.state(), wish)
             known = (early, self._ahead.chunks if self._ahead else [])
             self._wanted = wanted_chunks(self._fitted.entries, self._fitted.targets, self.rank, known)
-            self._fresh = fresh_targets(self._fitted, self.rank)
-            self._landing = Landing(self._fitted, self.rank)
+            self._fresh = self._fitted.adoption.fresh
+            self._landing = Landing(self._fitted.targets, self.rank)
         except BaseException:
             if self._ahead is not None:
                 self._ahead.stop()
@@ -349,17 +355,52 @@ class _Writing:
         self._reading.fill()
 
     def finish(self) -> Restored:
-        adoption = self._fitted.adoption
         self._landing.finish()
-        adoption.commit()
         total = sum(size_of(entry, box) for entry, box, _, _ in self._wanted)
-        label = self.source.label if self.source else ""
-        kept, unused = adoption.kept, adoption.unused
-        step = self._found.root.step
-        restored = Restored(step, label, 0.0, total, kept=kept, unused=unused, values=self._found.values)
-        restored.merged = adoption.merged
-        restored.differing = differing(self._found) if self._found.root.size != self._size else []
-        return restored
+        return _committed(self, self._found, self._fitted.adoption, total, self._size)
+
+
+class _Remapping:
+    """A step that a user's function changes on its way into live tensors: it is read whole, changed, and written."""
+
+    source: Source | None = None
+    is_verified = False
+    offered: Offered = NOTHING
+
+    def __init__(self, files: Files, found: Step, into: _Into, wish: Wish) -> None:
+        self._found, self._into, self._wish, self.rank = found, into, wish, into.rank
+        self._whole = _Collecting(files, found)
+
+    def verify(self, sharing: Sharing) -> None:
+        self._whole.verify(sharing)
+        self._fitted = fit(self._found, self._into.state(), self._wish, self._whole.finish().tensors)
+        self._landing = Landing(self._fitted.targets, self.rank)
+        self.is_verified = True
+
+    def fill(self) -> None:
+        copies: list[Copy] = []
+        for name, member in self._fitted.targets.items():
+            size, source = member.itemsize, address_of(self._fitted.sources[name])
+            for piece in held(member, self.rank):
+                held_at = spot(source, size, strides_of(member.shape), piece.box.start)
+                to = Spot(self._landing.addresses[name] + piece.offset * size, piece.strides)
+                copies.append(Copy(piece.box, member.shape, size, held_at, to))
+        copy_boxes(copies)
+
+    def finish(self) -> Restored:
+        self._landing.finish()
+        total = sum(entry.bytes for entry in self._found.entries)
+        return _committed(self, self._found, self._fitted.adoption, total, self._into.size)
+
+
+def _committed(work: "_Writing | _Remapping", found: Step, adoption: Adoption, total: int, size: int) -> Restored:
+    """Make what was written the live state."""
+    adoption.commit()
+    label = work.source.label if work.source else ""
+    restored = Restored(found.root.step, label, 0.0, total, kept=adoption.kept, unused=adoption.unused)
+    restored.values, restored.merged = found.values, adoption.merged
+    restored.differing = differing(found) if found.root.size != size else []
+    return restored
 
 
 def _content(entry: Entry) -> tuple[str, int, str]:
@@ -372,20 +413,6 @@ def _is_here(entry: Entry, live: State) -> bool:
     return unit is not None and entry.key in unit.members
 
 
-def fresh_targets(fitted: Fit, rank: int) -> set[str]:
-    """Stored tensors that go nowhere but into memory that is nobody's yet."""
-    fresh = fitted.adoption.fresh
-    return (
-        {
-            name
-            for name, member in fitted.targets.items()
-            if all((piece.tensor or name) in fresh for piece in held(member, rank))
-        }
-        if fresh
-        else set()
-    )
-
-
 def _sent(
     partners: Mapping[int, Partner], receivers: Receivers, entry: Entry, box: Box, offset: int, at: int
 ) -> Iterator[tuple[Sequence[int], Copy]]:
@@ -393,98 +420,3 @@ def _sent(
     for rank in receivers.get((entry.file, offset), ()):
         for copy in copies_to(entry, box, at, partners[rank].table):
             yield partners[rank].way, copy
-
-
-class _ByLayout(dict[int, T]):
-    """What follows from the layout of a member alone: many have the same one."""
-
-    def __init__(self, make: Callable[[Member], T]) -> None:
-        self._make = make
-
-    def of(self, member: Member) -> T:
-        key = id(member.layout)
-        if key not in self:
-            self[key] = self._make(member)
-        return self[key]
-
-
-def wanted_chunks(
-    entries: Iterable[Entry],
-    targets: Mapping[str, Member],
-    rank: int,
-    known: tuple[list[Entry], list[Chunk]] = ([], []),
-) -> list[Chunk]:
-    """The chunks that have cells which this rank needs; all those of some entries may be `known` already.
-
-    Raises:
-        CorruptShard: some of its cells were saved by nobody.
-    """
-    boxes_of = _ByLayout(lambda member: [piece.box for piece in held(member, rank)])
-    mine = {name: boxes_of.of(member) for name, member in targets.items()}
-    missing = dict(mine)
-    near: list[Entry] = []
-    for entry in entries:
-        boxes = mine.get(entry.name, [])
-        if boxes == [entry.box]:  # As most are.
-            near.append(entry)
-            missing[entry.name] = []
-        elif any(box & entry.box for box in boxes):
-            near.append(entry)
-            missing[entry.name] = [part for box in missing[entry.name] for part in box - entry.box]
-    for name, boxes in missing.items():
-        if boxes:
-            raise CorruptShard(name, f"{boxes[0]}", "a saved box", "none")
-    chunks = known[1] if near == known[0] else all_chunks(near)
-    if all(len(entry.sums) == 1 for entry in near):
-        return chunks
-    return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
-
-
-def _memory(local: Any) -> tuple[int, bool, bool]:
-    """Which memory a tensor is in, and how it is seen there."""
-    is_torch = hasattr(local, "data_ptr")
-    return address_of(local), is_torch and local.is_conj(), is_torch and local.is_neg()
-
-
-class Landing:
-    """Where stored tensors go in memory; one that is not plain CPU memory gets its bytes through memory that is."""
-
-    def __init__(self, fitted: Fit, rank: int) -> None:
-        self._targets, self._rank = fitted.targets, rank
-        self._landings: dict[tuple[int, bool, bool], tuple[Any, Callable[[], None]]] = {}
-        self.addresses: dict[str, int] = {}
-        # In the order of targets, which is about that of memory: in another one each look would miss the cache.
-        used = [piece.tensor or name for name, member in fitted.targets.items() for piece in held(member, rank)]
-        for name in dict.fromkeys(used):
-            local = fitted.locals[name]
-            if not is_plain(local):
-                memory = _memory(local)
-                if memory not in self._landings:  # Tensors of one flat buffer land together.
-                    self._landings[memory] = landing(local)
-                local = self._landings[memory][0]
-            self.addresses[name] = address_of(local)
-
-    def sinks(self, away: Away | None = None) -> Sinks:
-        """How chunks go there."""
-        plain: dict[str, int] = {}
-        pieces = _ByLayout(self._plain)
-        for name, member in self._targets.items():
-            piece = pieces.of(member)
-            if piece is not None:
-                plain[name] = self.addresses[piece.tensor or name] + piece.offset * member.itemsize
-        return Sinks(plain, self._copies, away)
-
-    def _plain(self, member: Member) -> Piece | None:
-        """The whole of a tensor in its order, if this rank has it so."""
-        pieces = held(member, self._rank)
-        is_whole = len(pieces) == 1 and pieces[0].box.shape == member.shape
-        return pieces[0] if is_whole and pieces[0].strides == strides_of(member.shape) else None
-
-    def _copies(self, entry: Entry, box: Box, address: int) -> Iterable[Copy]:
-        """The copies of a chunk at an address."""
-        return chunk_copies(entry, box, address, self._targets[entry.name], self._rank, self.addresses.__getitem__)
-
-    def finish(self) -> None:
-        """Make the bytes the tensors'."""
-        for _, land in self._landings.values():
-            land()

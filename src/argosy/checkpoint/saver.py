@@ -6,6 +6,7 @@ saver.save({"model": model, "optimizer": optimizer}, step)
 
 import os
 import queue
+import sys
 import time
 import traceback
 import weakref
@@ -14,6 +15,7 @@ from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
+from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,14 +41,14 @@ from argosy.checkpoint.pacing import Pace, failure_rate
 from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
 from argosy.checkpoint.searching import newest_of
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
-from argosy.checkpoint.stepping import place_in_step
 from argosy.checkpoint.stores import is_url, located, open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.transfer import Role, State, Unit, checked_roles
 
-FLAG = "in a signal handler set a flag, and save when the loop comes by"
+FLAG = "set a flag, and save when the loop comes by"
+OPTIMIZER = os.path.join("torch", "optim", "optimizer.py")
 
 
 class _Wanted(NamedTuple):
@@ -189,8 +191,8 @@ class Saver:
         has the error.
 
         Raises:
-            ConfigError: something of it cannot be kept, or is no step, metric, tag or role; or it is called in the
-                middle of an optimizer's step or of another save, as a signal handler may be.
+            ConfigError: something of it cannot be kept, or is no step, metric, tag or role; or it is called inside
+                an optimizer's step, its hooks or its closure, or inside another save, as a signal handler may be.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -205,8 +207,8 @@ class Saver:
         number = checked_step(self._at if step is None else step)
         checked_roles(roles)
         wanted = _Wanted(checked_tags(tag), checked_metrics(metrics), roles)
-        if (moment := place_in_step()) == "middle":
-            raise ConfigError("save was called in the middle of an optimizer's step, when it is half done", hint=FLAG)
+        if _is_in_step():
+            raise ConfigError("save was called inside an optimizer's step, when it may be half done", hint=FLAG)
         with self._lock:
             if self._is_saving:
                 raise ConfigError("save was called while this thread is in save", hint=FLAG)
@@ -214,11 +216,11 @@ class Saver:
             try:
                 self._miss_metrics(number, wanted.metrics)
                 era = self._era_of(number) if era is None else era
-                return self._save(state, number, wanted, era, may_wait=moment == "outside")
+                return self._save(state, number, wanted, era)
             finally:
                 self._is_saving = False
 
-    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int, *, may_wait: bool) -> Handle:
+    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int) -> Handle:
         begun = time.monotonic()
         # Whatever becomes of it: ranks call their saves by the same numbers.
         self._count += 1
@@ -232,7 +234,7 @@ class Saver:
             handle.copied.set_exception(error)
             handle.durable.set_exception(error)
             return handle
-        self._fence(described, snapshot, may_wait=may_wait)
+        self._fence(described, snapshot)
         self._pace.saved(number)
         self._pace.lost(time.monotonic() - begun)
         return handle
@@ -287,10 +289,9 @@ class Saver:
             under_way[self._path] = self._handles
         return described, job.snapshot
 
-    def _fence(self, state: State, snapshot: Snapshot, *, may_wait: bool) -> None:
-        """Wait for the copy before the state changes; at once if nobody can tell when that is, or it may be now:
-        hooks cannot be changed while they are called."""
-        if not state.fences or not may_wait:
+    def _fence(self, state: State, snapshot: Snapshot) -> None:
+        """Wait for the copy before the state changes; at once if nobody can tell when that is."""
+        if not state.fences:
             snapshot.wait()
             return
 
@@ -394,6 +395,16 @@ class Saver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_in_step() -> bool:
+    """Whether this thread is inside `Optimizer.step`, which torch wraps: in a hook, a closure, or a signal handler."""
+    frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def draft_of(state: State, arranged: Arrangement, step: int, name: str, roles: Collection[Role] | None = None) -> Draft:

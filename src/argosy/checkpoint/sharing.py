@@ -64,10 +64,7 @@ def places(targets: Mapping[str, Member], rank: int, addresses: Mapping[str, int
     for name, member in targets.items():
         size, pieces = member.itemsize, held(member, rank)
         if all(_is_quick(piece.box, run_of(piece.box, piece.strides, member.shape), size) for piece in pieces):
-            found[name] = [
-                Place(piece.box, addresses[piece.tensor or name] + piece.offset * size, piece.strides)
-                for piece in pieces
-            ]
+            found[name] = [Place(piece.box, addresses[name] + piece.offset * size, piece.strides) for piece in pieces]
     return found
 
 

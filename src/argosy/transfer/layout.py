@@ -22,8 +22,6 @@ class Piece(msgspec.Struct, frozen=True, order=True):
     box: Box
     offset: int
     strides: tuple[int, ...]
-    tensor: str = ""
-    """The local tensor that it lies in, where that has another name."""
 
 
 class Split(msgspec.Struct, frozen=True):
