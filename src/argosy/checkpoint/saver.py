@@ -66,6 +66,8 @@ class Mark(NamedTuple):
     saves: int
     newest: tuple[int, int] = (0, -1)
     """Era and step of the newest that is there, or is being saved."""
+    is_kept: bool = True
+    """Whether they have a keeper still."""
 
 
 class Saver:
@@ -98,7 +100,8 @@ class Saver:
         self._claim = claim(place_, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
         try:
             self._session = session(self.size) if like is None else like.session
-            self._writer = self._open(path, policies, checked_keeping(keeping) or default_keeping())
+            wanted = (checked_keeping(keeping) or default_keeping()) if like is None or like.is_kept else None
+            self._writer = self._open(path, policies, wanted)
             self._newest = self._agreed_newest(path) if like is None else like.newest
         except BaseException:
             disclaim(self._claim)
@@ -129,7 +132,7 @@ class Saver:
         store = open_store(path, new=True)
         self._committer = Committer(store, self.rank, self.size, keep, self._say)
         if keeping is not None:
-            writer, faults = self._agree(lambda: KeptWriter(self._committer, keeping, path), PeerLost)
+            writer, faults = self._agree(self._kept(keeping, path), PeerLost)
             if writer is not None and not faults:
                 return writer
             if writer is not None:
@@ -146,6 +149,10 @@ class Saver:
         writer, _ = self._agree(own, ())
         assert writer is not None
         return writer
+
+    def _kept(self, keeping: Keeping, path: str) -> Callable[[], Writer]:
+        """Who joins the others in the middle has their keeper, not a new one."""
+        return lambda: KeptWriter(self._committer, keeping, path, may_start=not self._alone)
 
     def _agree(
         self, make: Callable[[], Writer], bearable: type[ArgosyError] | tuple[()]
@@ -169,7 +176,8 @@ class Saver:
     @property
     def mark(self) -> "Mark":
         """What a rank needs that joins the others in the middle: it makes its saver `like` theirs."""
-        return Mark(self._session, self._count, self._newest)
+        is_kept = not isinstance(self._writer, KeptWriter) or self._writer.is_kept
+        return Mark(self._session, self._count, self._newest, is_kept)
 
     def save(
         self,

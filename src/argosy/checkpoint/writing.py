@@ -89,9 +89,13 @@ class OwnWriter:
         if failure is None:
             self.committer.tidy()
 
+    def take_back(self, arena: Arena) -> None:
+        """An arena that was lent is used no more."""
+        self._arenas.put(arena)
+
     def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
         if arena is not None:
-            self._arenas.put(arena)
+            self.take_back(arena)
         if self.committer.size > 1:
             self.committer.give_up(name, reason)
 
