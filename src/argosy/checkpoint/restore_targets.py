@@ -7,7 +7,7 @@ from argosy.checkpoint.format import CorruptShard, Entry
 from argosy.checkpoint.gathering import landing
 from argosy.checkpoint.reading import Chunk, all_chunks, chunk_copies
 from argosy.checkpoint.snapshot import address_of
-from argosy.checkpoint.verifying import Away, Sinks
+from argosy.checkpoint.verifying import Sinks
 from argosy.transfer import Box, Copy, Member, Piece, held, is_plain, strides_of
 
 T = TypeVar("T")
@@ -30,9 +30,8 @@ def wanted_chunks(
     entries: Iterable[Entry],
     targets: Mapping[str, Member],
     rank: int,
-    known: tuple[list[Entry], list[Chunk]] = ([], []),
 ) -> list[Chunk]:
-    """The chunks that have cells which this rank needs; all those of some entries may be `known` already.
+    """The chunks that have cells which this rank needs.
 
     Raises:
         CorruptShard: some of its cells were saved by nobody.
@@ -52,7 +51,7 @@ def wanted_chunks(
     for name, boxes in missing.items():
         if boxes:
             raise CorruptShard(name, f"{boxes[0]}", "a saved box", "none")
-    chunks = known[1] if near == known[0] else all_chunks(near)
+    chunks = all_chunks(near)
     if all(len(entry.sums) == 1 for entry in near):
         return chunks
     return [c for c in chunks if len(c[0].sums) == 1 or any(box & c[1] for box in mine[c[0].name])]
@@ -81,7 +80,7 @@ class Landing:
                 local = self._landings[memory][0]
             self.addresses[name] = address_of(local)
 
-    def sinks(self, away: Away | None = None) -> Sinks:
+    def sinks(self) -> Sinks:
         """How chunks go there."""
         plain: dict[str, int] = {}
         pieces = _ByLayout(self._plain)
@@ -89,7 +88,7 @@ class Landing:
             piece = pieces.of(member)
             if piece is not None:
                 plain[name] = self.addresses[name] + piece.offset * member.itemsize
-        return Sinks(plain, self._copies, away)
+        return Sinks(plain, self._copies)
 
     def _plain(self, member: Member) -> Piece | None:
         """The whole of a tensor in its order, if this rank has it so."""

@@ -2,34 +2,31 @@
 
 R3  Everything that will be written is verified before the first byte is: on error the destination is unchanged. What
     goes into memory that is nobody's yet (moments that are made for it) is verified as it is written. Ranks of one host
-    that read the same files verify and read each chunk once, for all of them (`sharing.py`).
+    that read the same files verify each chunk once, for all of them (`sharing.py`).
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from argosy.checkpoint.asking import checked_step
 from argosy.checkpoint.differing import differing, kept_apart, without_equals
-from argosy.checkpoint.files import Files
+from argosy.checkpoint.files import Files, LocalFiles
 from argosy.checkpoint.fitting import Wish, fit, some
-from argosy.checkpoint.format import Entry
 from argosy.checkpoint.gathering import as_state, is_in_group, new_tensor, place, without_collection
 from argosy.checkpoint.jobs import await_saves
-from argosy.checkpoint.reading import Candidate, Chunk, Source, Step, stored_state
+from argosy.checkpoint.reading import Candidate, Source, Step, stored_state
 from argosy.checkpoint.restore_targets import Landing, wanted_chunks
 from argosy.checkpoint.searching import Kind, Search
-from argosy.checkpoint.sharing import Partner, Receivers, Sharing, Table, copies_to, places, reads_of
+from argosy.checkpoint.sharing import reads_of, sharing_ranks, verified_by
 from argosy.checkpoint.snapshot import address_of
 from argosy.checkpoint.stores import located
-from argosy.checkpoint.verifying import Ahead, Reading, size_of
+from argosy.checkpoint.verifying import Reading, size_of
 from argosy.core import ArgosyError, ConfigError
 from argosy.transfer import (
     Adoption,
-    Box,
     Copy,
     Member,
     Spot,
@@ -118,10 +115,6 @@ def restore(
     return restored
 
 
-Offered = tuple[str, Table | None]
-NOTHING: Offered = ("", None)
-
-
 class _Opened(NamedTuple):
     """What became of a step: ready to be written, or why not."""
 
@@ -137,19 +130,13 @@ def _restore(search: Search, into: Any, wish: Wish) -> Restored:
     while True:
         candidate = search.next()
         opened = _open(search, candidate, into, wish)
-        sharing = Sharing(into.rank)
-        try:
-            if into.size > 1:
-                sharing.agree(search.exchange, *(opened.work.offered if opened.work else NOTHING))
-            opened = _verified(search, candidate, opened, sharing)
-            if search.settle(candidate, opened.kind, opened.error):
-                assert opened.work is not None
-                return _written(search, opened.work, sharing)
-        except BaseException:
-            sharing.leave()
-            raise
-        finally:
-            sharing.close()
+        ranks = [into.rank]
+        if into.size > 1:
+            ranks = sharing_ranks(search.exchange, into.rank, opened.work.reads if opened.work else "")
+        opened = _verified(search, candidate, opened, ranks)
+        if search.settle(candidate, opened.kind, opened.error):
+            assert opened.work is not None
+            return _written(search, opened.work)
 
 
 class _Into:
@@ -168,12 +155,6 @@ class _Into:
     @property
     def is_anything(self) -> bool:
         return self._thing is not None
-
-    @property
-    def is_all_there(self) -> bool:
-        """Whether probably everything has its memory already: no optimizer has yet to make its moments."""
-        parts: list[Any] = list(self._thing.values()) if isinstance(self._thing, Mapping) else []  # type: ignore[arg-type]
-        return all(part.state for part in parts if hasattr(part, "param_groups"))
 
     def state(self) -> State:
         if self._state is None:
@@ -199,7 +180,7 @@ def _open(search: Search, candidate: Candidate, into: _Into, wish: Wish) -> _Ope
                 work = _Collecting(files, found)
             work.source = source
             if not files.place:
-                work.verify(Sharing(work.rank))
+                work.verify([work.rank])
             return _Opened("whole", work)
         except Exception as error:
             if not is_damage(error):
@@ -214,13 +195,13 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, ArgosyError | OSError) and not isinstance(error, ConfigError)
 
 
-def _verified(search: Search, candidate: Candidate, opened: _Opened, sharing: Sharing) -> _Opened:
+def _verified(search: Search, candidate: Candidate, opened: _Opened, ranks: Sequence[int]) -> _Opened:
     """Verify what was opened and is not yet, its part of it where ranks share."""
     work = opened.work
     if work is None or work.is_verified:
         return opened
     try:
-        work.verify(sharing)
+        work.verify(ranks)
         return opened
     except Exception as error:
         if not is_damage(error):
@@ -230,18 +211,13 @@ def _verified(search: Search, candidate: Candidate, opened: _Opened, sharing: Sh
         return _Opened("damaged", None, error)
 
 
-def _written(search: Search, work: "_Collecting | _Writing | _Remapping", sharing: Sharing) -> Restored:
+def _written(search: Search, work: "_Collecting | _Writing | _Remapping") -> Restored:
     """Write, on all ranks, and tell them how it went: whatever it is, the others must not wait."""
     failure: Exception | None = None
-    try:
-        work.fill()
-    except Exception as caught:
-        failure = caught
-    if sharing.is_any:  # H2
-        search.finish(failure)
     restored: Restored | None = None
     try:
-        restored = work.finish() if failure is None else None
+        work.fill()
+        restored = work.finish()
     except Exception as caught:
         failure = caught
     search.finish(failure)
@@ -255,13 +231,13 @@ class _Collecting:
     rank = 0
     source: Source | None = None
     is_verified = False
-    offered: Offered = NOTHING
+    reads = ""
 
     def __init__(self, files: Files, found: Step) -> None:
         self._files, self._found, self._stored = files, found, stored_state(found)
         self._targets = {name: _fresh(member) for name, _, member in self._stored.members()}
 
-    def verify(self, _: Sharing) -> None:
+    def verify(self, _: Sequence[int]) -> None:
         landing = Landing(self._targets, 0)
         Reading(self._files, wanted_chunks(self._found.entries, self._targets, 0), landing.sinks()).fill()
         landing.finish()
@@ -294,62 +270,32 @@ class _Writing:
 
     def __init__(self, files: Files, found: Step, into: _Into, wish: Wish) -> None:
         self._files, self._found, self.rank, self._size = files, found, into.rank, into.size
-        # Who restores alone needs all of it, so what is here already is verified while places are found for it.
-        is_all = into.size == 1 and bool(files.place) and not wish.partial and wish.roles is None
-        early: list[Entry] = []
-        if is_all:
-            early = found.entries
-            if not into.is_all_there:
-                early = [entry for entry in found.entries if _is_here(entry, into.state())]
-        self._ahead = Ahead(files, early) if early else None
-        try:
-            self._early = early
-            self._fitted = fit(found, into.state(), wish)
-            known = (early, self._ahead.chunks if self._ahead else [])
-            self._wanted = wanted_chunks(self._fitted.entries, self._fitted.targets, self.rank, known)
-            self._fresh = self._fitted.adoption.fresh
-            self._landing = Landing(self._fitted.targets, self.rank)
-        except BaseException:
-            if self._ahead is not None:
-                self._ahead.stop()
-            raise
+        self._fitted = fit(found, into.state(), wish)
+        self._wanted = wanted_chunks(self._fitted.entries, self._fitted.targets, self.rank)
+        self._landing = Landing(self._fitted.targets, self.rank)
+        self._apart = kept_apart(found.entries)
 
     @property
-    def offered(self) -> Offered:
-        """What is read, and where other ranks may put it; nothing if this one has all it needs."""
-        if self.is_verified:
-            return NOTHING
-        apart = kept_apart(self._found.entries)
-        targets = {name: member for name, member in self._fitted.targets.items() if name not in apart}
-        entries = [entry for entry in self._fitted.entries if entry.name not in apart]
-        return reads_of(self._files.place, entries), places(targets, self.rank, self._landing.addresses)
+    def reads(self) -> str:
+        """What is verified, for ranks that verify the same; nothing if this one has all it needs."""
+        entries = [entry for entry in self._fitted.entries if entry.name not in self._apart]
+        return "" if self.is_verified else reads_of(self._files.place, entries, self._fitted.targets)
 
-    def verify(self, sharing: Sharing) -> None:
-        mine, receivers = sharing.divided(self._wanted)
-        away = partial(_sent, sharing.partners, receivers) if receivers else None
-        sinks = self._landing.sinks(away)
-        at_once, twice = ([], mine) if sharing.is_any else self._parted(mine)
+    def verify(self, ranks: Sequence[int]) -> None:
+        fresh, sinks = self._fitted.adoption.fresh, self._landing.sinks()
+        at_once = [chunk for chunk in self._wanted if chunk[0].name in fresh] if fresh else []
+        twice = [chunk for chunk in self._wanted if chunk[0].name not in fresh] if at_once else self._wanted
         # Read twice: keeping the bytes instead costs more, as memory that is touched for the first time is slow.
-        ready = self._ahead.aimed(twice, sinks) if self._ahead is not None else None
-        self._reading = ready or Reading(self._files, twice, sinks)
-        if self._ahead is None:
-            self._reading.verify()
+        self._reading = Reading(self._files, twice, sinks)
+        if len(ranks) > 1:
+            if isinstance(self._files, LocalFiles):
+                self._files.is_direct = False  # H2
+            shared = {name: member for name, member in self._fitted.targets.items() if name not in self._apart}
+            Reading(self._files, verified_by(self.rank, twice, shared, ranks)).verify()
         else:
-            self._reading.plan()
-            self._ahead.wait()
-            Reading(self._files, [] if ready else self._late(twice)).verify()
+            self._reading.verify()
         Reading(self._files, at_once, sinks).fill()
         self.is_verified = True
-
-    def _late(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Those that were not verified ahead."""
-        early = {_content(entry) for entry in self._early}
-        return [chunk for chunk in chunks if _content(chunk[0]) not in early]
-
-    def _parted(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], Sequence[Chunk]]:
-        """Those that go where nothing is lost by it, and the others."""
-        at_once = [chunk for chunk in chunks if chunk[0].name in self._fresh] if self._fresh else []
-        return at_once, [chunk for chunk in chunks if chunk[0].name not in self._fresh] if at_once else chunks
 
     def fill(self) -> None:
         self._reading.fill()
@@ -365,14 +311,14 @@ class _Remapping:
 
     source: Source | None = None
     is_verified = False
-    offered: Offered = NOTHING
+    reads = ""
 
     def __init__(self, files: Files, found: Step, into: _Into, wish: Wish) -> None:
         self._found, self._into, self._wish, self.rank = found, into, wish, into.rank
         self._whole = _Collecting(files, found)
 
-    def verify(self, sharing: Sharing) -> None:
-        self._whole.verify(sharing)
+    def verify(self, ranks: Sequence[int]) -> None:
+        self._whole.verify(ranks)
         self._fitted = fit(self._found, self._into.state(), self._wish, self._whole.finish().tensors)
         self._landing = Landing(self._fitted.targets, self.rank)
         self.is_verified = True
@@ -401,22 +347,3 @@ def _committed(work: "_Writing | _Remapping", found: Step, adoption: Adoption, t
     restored.values, restored.merged = found.values, adoption.merged
     restored.differing = differing(found) if found.root.size != size else []
     return restored
-
-
-def _content(entry: Entry) -> tuple[str, int, str]:
-    """What is verified of an entry, whatever it is called. Those without cells share their place with others."""
-    return entry.file, entry.offset, "".join(entry.sums)
-
-
-def _is_here(entry: Entry, live: State) -> bool:
-    unit = live.units.get(entry.unit)
-    return unit is not None and entry.key in unit.members
-
-
-def _sent(
-    partners: Mapping[int, Partner], receivers: Receivers, entry: Entry, box: Box, offset: int, at: int
-) -> Iterator[tuple[Sequence[int], Copy]]:
-    """The copies of a chunk into the memory of partners."""
-    for rank in receivers.get((entry.file, offset), ()):
-        for copy in copies_to(entry, box, at, partners[rank].table):
-            yield partners[rank].way, copy
