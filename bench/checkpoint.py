@@ -25,8 +25,8 @@ from states import state_rows
 
 from argosy.checkpoint import KeepLast, Saver, restore
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import shares
 from argosy.checkpoint.files import aligned, open_direct
+from argosy.checkpoint.write_plan import shares
 from argosy.transfer import Copy, Member, Split, Spot, State, Unit, copy_boxes, sharded, whole
 
 BLOCK = 8 << 20

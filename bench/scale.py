@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from argosy.checkpoint.arranging import shares
+from argosy.checkpoint.write_plan import shares
 from argosy.transfer import Member, Split, State, Unit, sharded
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -154,7 +154,7 @@ def read_all(run: Run) -> list[KeeperSource]:
 
 
 APART = """
-from argosy.checkpoint.gathering import describe_arrays
+from argosy.checkpoint.state_input import describe_arrays
 
 def parts(step):
     found = describe_arrays({f"a{rank}": np.full(900_000 if step > 2 and not rank else 10_000, step)})

@@ -114,7 +114,7 @@ def test_what_a_killed_reader_held_is_free_again(run: Run):
 
 def test_a_directory_that_is_removed_while_it_is_written_to_is_said_at_once(run: Run):
     """Rank 0 of two writes, rank 1 never comes: nobody waits for it below a directory that is gone."""
-    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.commit_step import Committer
     from argosy.checkpoint.format import Draft
     from argosy.checkpoint.stores import open_store
 

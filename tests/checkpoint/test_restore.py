@@ -12,11 +12,11 @@ from checkpoint import stubborn
 from torch import nn
 
 from argosy.checkpoint import CorruptShard, Saver, restore
+from argosy.checkpoint.chunk_reader import Reading
 from argosy.checkpoint.files import LocalFiles
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.inspecting import opened, verify
-from argosy.checkpoint.reading import all_chunks
-from argosy.checkpoint.verifying import Reading
+from argosy.checkpoint.step_index import all_chunks
+from argosy.checkpoint.step_info import opened, verify
 from argosy.core import ConfigError
 from argosy.transfer import CHUNK_BYTES, whole
 

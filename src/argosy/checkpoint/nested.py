@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from argosy.checkpoint.numbering import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
-from argosy.checkpoint.reading import Step
+from argosy.checkpoint.numbered_state import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
+from argosy.checkpoint.step_index import Step
 from argosy.core import ConfigError
 from argosy.transfer import (
     WRAPPED_NOTE,

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from argosy.checkpoint.chunk_reader import Sinks
 from argosy.checkpoint.format import CorruptShard, Entry
-from argosy.checkpoint.gathering import landing
-from argosy.checkpoint.reading import Chunk, all_chunks, chunk_copies
 from argosy.checkpoint.snapshot import address_of
-from argosy.checkpoint.verifying import Sinks
+from argosy.checkpoint.state_input import landing
+from argosy.checkpoint.step_index import Chunk, all_chunks, chunk_copies
 from argosy.transfer import Box, Copy, Member, Piece, held, is_plain, strides_of
 
 T = TypeVar("T")

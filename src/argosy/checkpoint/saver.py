@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Arrangement, Habits, form_of
-from argosy.checkpoint.asking import (
+from argosy.checkpoint.arguments import (
     checked_cadence,
     checked_keep,
     checked_keeping,
@@ -30,19 +29,21 @@ from argosy.checkpoint.asking import (
     checked_step,
     checked_tags,
 )
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import Draft, UnitInfo, step_name
-from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
 from argosy.checkpoint.jobs import Handle, Job, at_exit, drop, under_way, warn, work
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
+from argosy.checkpoint.own_writer import OwnWriter, Writer
 from argosy.checkpoint.owner import Claim, claim, disclaim, take
-from argosy.checkpoint.pacing import Pace, failure_rate
+from argosy.checkpoint.rank_exchange import exchanged, place, run_begun_at, session
 from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
-from argosy.checkpoint.searching import newest_of
+from argosy.checkpoint.save_interval import Pace, failure_rate
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
+from argosy.checkpoint.state_input import as_state, without_collection
+from argosy.checkpoint.step_search import newest_of
 from argosy.checkpoint.stores import is_url, located, open_store
-from argosy.checkpoint.writing import OwnWriter, Writer
+from argosy.checkpoint.write_plan import Arrangement, Habits, form_of
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.transfer import Role, State, Unit, checked_roles

@@ -10,7 +10,7 @@ import msgspec
 import setproctitle
 
 from argosy.checkpoint.keeper.service import Config, Keeper
-from argosy.checkpoint.keeper.starting import READY, beside, forget_lock
+from argosy.checkpoint.keeper.start_keeper import READY, beside, forget_lock
 from argosy.core import ArgosyError
 
 

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from argosy.checkpoint.arena import Arena, memory_of
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import ROOT, Draft, digest, unseal
 from argosy.checkpoint.keeper.life import Life, default_life, socket_path
 from argosy.checkpoint.keeper.messages import (
@@ -37,10 +37,10 @@ from argosy.checkpoint.keeper.messages import (
     Torn,
     keeper_decoder,
 )
-from argosy.checkpoint.keeper.starting import START_S, ensure
+from argosy.checkpoint.keeper.start_keeper import START_S, ensure
+from argosy.checkpoint.own_writer import LEND_TIMEOUT_S, Done, OwnWriter, Snapshotting
 from argosy.checkpoint.owner import DirectoryInUse, take
 from argosy.checkpoint.stores import is_url
-from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, OwnWriter, Snapshotting
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
 

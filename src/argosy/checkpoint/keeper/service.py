@@ -15,7 +15,7 @@ import msgspec
 
 from argosy.checkpoint.arena import Arena, new_memory, room_of
 from argosy.checkpoint.format import BLOCK, era_of, step_of
-from argosy.checkpoint.keeper.committing import Commits
+from argosy.checkpoint.keeper.commit_queue import Commits
 from argosy.checkpoint.keeper.life import Life, Place, Pulse
 from argosy.checkpoint.keeper.messages import (
     Bye,

@@ -11,7 +11,7 @@ from argosy.checkpoint.arena import content_of
 from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, digest, era_of
 from argosy.checkpoint.keeper.life import known_keepers
 from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
-from argosy.checkpoint.reading import Candidate, Step
+from argosy.checkpoint.step_index import Candidate, Step
 from argosy.core import PeerLost
 from argosy.fabric import Link, connect
 

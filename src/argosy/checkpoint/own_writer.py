@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.committing import Committer, Filling
+from argosy.checkpoint.commit_step import Committer, Filling
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.owner import release
 from argosy.core import DeadlinePassed

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from argosy._select import native
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import BLOCK, NO_FILE, CorruptShard, Entry, bytes_of
-from argosy.checkpoint.reading import Chunk
+from argosy.checkpoint.step_index import Chunk
 from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Copy, Spot, rows_of, spot, strides_of
 
 READERS = 4

@@ -2,7 +2,7 @@
 
 R3  Everything that will be written is verified before the first byte is: on error the destination is unchanged. What
     goes into memory that is nobody's yet (moments that are made for it) is verified as it is written. Ranks of one host
-    that read the same files verify each chunk once, for all of them (`sharing.py`).
+    that read the same files verify each chunk once, for all of them (`shared_verify.py`).
 """
 
 import time
@@ -11,19 +11,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from argosy.checkpoint.asking import checked_step
-from argosy.checkpoint.differing import differing, kept_apart, without_equals
+from argosy.checkpoint.arguments import checked_step
+from argosy.checkpoint.chunk_reader import Reading, size_of
 from argosy.checkpoint.files import Files, LocalFiles
-from argosy.checkpoint.fitting import Wish, fit, some
-from argosy.checkpoint.gathering import as_state, is_in_group, new_tensor, place, without_collection
 from argosy.checkpoint.jobs import await_saves
-from argosy.checkpoint.reading import Candidate, Source, Step, stored_state
+from argosy.checkpoint.per_rank_values import differing, kept_apart, without_equals
+from argosy.checkpoint.rank_exchange import is_in_group, place
+from argosy.checkpoint.restore_plan import Wish, fit, some
 from argosy.checkpoint.restore_targets import Landing, wanted_chunks
-from argosy.checkpoint.searching import Kind, Search
-from argosy.checkpoint.sharing import reads_of, sharing_ranks, verified_by
+from argosy.checkpoint.shared_verify import reads_of, sharing_ranks, verified_by
 from argosy.checkpoint.snapshot import address_of
+from argosy.checkpoint.state_input import as_state, new_tensor, without_collection
+from argosy.checkpoint.step_index import Candidate, Source, Step, stored_state
+from argosy.checkpoint.step_search import Kind, Search
 from argosy.checkpoint.stores import located
-from argosy.checkpoint.verifying import Reading, size_of
 from argosy.core import ArgosyError, ConfigError
 from argosy.transfer import (
     Adoption,

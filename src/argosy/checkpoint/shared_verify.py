@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from argosy.checkpoint.format import Entry, digest
-from argosy.checkpoint.reading import Chunk
+from argosy.checkpoint.step_index import Chunk
 from argosy.fabric import host_id
 from argosy.transfer import CHUNK_BYTES, Layout, Member, held
 

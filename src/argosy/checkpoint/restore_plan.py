@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from argosy.checkpoint.differing import own_first
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
-from argosy.checkpoint.prefixes import aligned_names, check_prefixes
-from argosy.checkpoint.reading import Step, stored_state
-from argosy.checkpoint.remapped import Remap, remapped
-from argosy.checkpoint.tying import tied, untied
+from argosy.checkpoint.module_names import aligned_names, check_prefixes
+from argosy.checkpoint.per_rank_values import own_first
+from argosy.checkpoint.rank_exchange import EXCHANGE_TIMEOUT_S
+from argosy.checkpoint.remap import Remap, remapped
+from argosy.checkpoint.step_index import Step, stored_state
+from argosy.checkpoint.tied_weights import tied, untied
 from argosy.core import ConfigError
 from argosy.transfer import (
     Adoption,
@@ -34,7 +34,7 @@ class Wish:
 
     rename: Rename | None = None
     remap: Remap | None = None
-    """Makes other tensors of the stored ones, by the names that `rename` gives them; see `remapped.py`."""
+    """Makes other tensors of the stored ones, by the names that `rename` gives them; see `remap.py`."""
     partial: bool = False
     fresh: bool = False
     roles: Collection[Role] | None = None

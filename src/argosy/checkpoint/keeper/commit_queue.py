@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from argosy.checkpoint.arena import Arena, content_of
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.keeper.life import Place
 from argosy.checkpoint.keeper.messages import Hello

@@ -8,8 +8,8 @@ import forked_calls
 import msgspec
 
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.reading import all_chunks
-from argosy.checkpoint.sharing import reads_of, sharing_ranks, verified_by
+from argosy.checkpoint.shared_verify import reads_of, sharing_ranks, verified_by
+from argosy.checkpoint.step_index import all_chunks
 from argosy.fabric import host_id
 from argosy.transfer import Box, Layout, Member, Piece, held, replicated, whole
 
