@@ -79,6 +79,7 @@ def a_run(directory: Path) -> Iterator[Run]:
                     time.sleep(0.02)
                 assert run.keepers() == [], "a keeper outlived its run"
         for path in Path(home).iterdir():  # Logs of keepers that were killed.
+            print(path.name, path.read_text() if path.suffix == ".log" else "")
             path.unlink()
 
 

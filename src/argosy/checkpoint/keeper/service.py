@@ -188,7 +188,9 @@ class Keeper:
             with suppress(BlockingIOError):
                 self._woken.recv(4096)
         elif isinstance(source, Link):
-            guest = self.guests[source.fileno()]
+            guest = self.guests.get(source.fileno())
+            if guest is None or guest.link is not source:
+                return  # It left in this very look: somebody's message could not be sent to it.
             try:
                 guest.link.flush()
                 for message, fds in guest.link.receive():
