@@ -234,7 +234,8 @@ class KeptWriter:
             if not self._is_committed(draft):
                 if submitted.is_given_up:
                     raise PeerLost("a rank", "it was replaced meanwhile")
-                self.committer.say(f"step {draft.step} is written by its ranks")
+                if submitted.arena.slot:  # That there is no keeper any more was said.
+                    self.committer.say(f"step {draft.step} is written by its ranks")
                 name = f"{draft.name}0f"
                 entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
                 self.committer.commit(msgspec.structs.replace(draft, name=name, entries=entries), submitted.arena.view)
