@@ -25,9 +25,9 @@ from states import state_rows
 
 from argosy.checkpoint import KeepLast, Saver, restore
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import shares
 from argosy.checkpoint.files import aligned, open_direct
-from argosy.transfer import Copy, Member, Split, Spot, State, Tensor, Unit, copy_boxes, reshard, sharded, whole
+from argosy.checkpoint.write_plan import shares
+from argosy.transfer import Copy, Member, Split, Spot, State, Unit, copy_boxes, sharded, whole
 
 BLOCK = 8 << 20
 
@@ -233,17 +233,6 @@ class Stall:
         return time.perf_counter() - begun
 
 
-def plan_reshard() -> float:
-    shapes = [(4096, 4096), (4096,), (16384, 4096), (4096, 16384)]
-
-    def side(ranks: int) -> dict[str, Tensor]:
-        names = [(f"{i}.{key}", shapes[i % 4]) for i in range(1000) for key in ("p", "m", "v", "s")]
-        return {name: Tensor(sharded(shape, (ranks,), (Split(0),)), 4) for name, shape in names}
-
-    sharded.cache_clear()
-    return seconds(lambda: reshard(side(64), side(128)))
-
-
 def plan_save() -> float:
     sharded.cache_clear()
 
@@ -360,13 +349,10 @@ def count_rows(bench: Bench, options: Options) -> list[Row]:
         row("small-load", "load", load),
         Row(
             key="plan",
-            title="plans: 4,000 tensors from 64 to 128 ranks; a save of 1,024 tensors on 2,048",
-            base="reshard",
-            contenders=[
-                Contender(name="reshard", sample=plan_reshard),
-                Contender(name="save", sample=plan_save),
-            ],
-            goals=[Goal(of="reshard", at_most=1.0), Goal(of="save", at_most=1.0)],
+            title="plan a save of 1,024 tensors on 2,048 ranks",
+            base="save",
+            contenders=[Contender(name="save", sample=plan_save)],
+            goals=[Goal(of="save", at_most=1.0)],
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""What grows with ranks and layouts: 100 TB on 16,384 ranks, DCP's planner, moves. Rows of bench/checkpoint.py."""
+"""What grows with ranks and layouts: 100 TB on 16,384 ranks, DCP planner, layouts. Rows of bench/checkpoint.py."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from argosy.checkpoint.arranging import shares
+from argosy.checkpoint.write_plan import shares
 from argosy.transfer import Member, Split, State, Unit, sharded
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -134,35 +134,19 @@ def large_rows(directory: Path, options: Options) -> list[Row]:
 def layout_rows(directory: Path, options: Options) -> list[Row]:
     megabytes = 384 if options.quick else 4096
 
-    def relayout(kind: str, count: int) -> dict[str, Any]:
-        path = directory / f"relayout-{kind}"
+    def relayout() -> dict[str, Any]:
+        path = directory / "relayout"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        command = [str(SCRIPTS / "relayout.py"), kind, str(path / "run"), str(megabytes)]
+        command = [str(SCRIPTS / "relayout.py"), str(path / "run"), str(megabytes)]
         try:
-            return measured(command, 300, count, path / "store")
+            return measured(command, 300, 2, path / "store")
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    moved, loaded = once(lambda: relayout("move", 4)), once(lambda: relayout("load", 2))
-    title = f"FSDP over 4 to TP over 2, {megabytes / 1024:.2g} GiB"
+    loaded = once(relayout)
     by_rows = "verified load by 2 ranks of what was saved by rows"
     return [
-        row("move", title, {"plan": moved("plan"), "all": moved("seconds")}, []),
-        row(
-            "move-bytes",
-            "bytes of that move, relative to the least possible",
-            {"sent": moved("bytes")},
-            [Goal(of="sent", at_most=1.02)],
-            "x",
-        ),
-        row(
-            "move-staging",
-            "staging memory of that move",
-            {"most": moved("staging")},
-            [Goal(of="most", at_most=64)],
-            "MiB",
-        ),
         row(
             "relayout",
             by_rows,

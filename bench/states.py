@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 from harness import Contender, Failed, Goal, Options, Row
 
 from argosy.checkpoint import Keeping, Saver
 from argosy.checkpoint.arena import Arena, memory_of
-from argosy.checkpoint.keeper.life import OfProcess, known_keepers
+from argosy.checkpoint.keeper.life import Life, known_keepers
 from argosy.checkpoint.keeper.messages import Filled, Hello, Lend, Lent, Look, keeper_decoder
 from argosy.fabric import connect
 
@@ -59,10 +58,11 @@ def hand_over(size: int) -> list[float]:
     """Seconds from saying that an arena is filled until the keeper has said that it holds it."""
     with tempfile.TemporaryDirectory(prefix="argosy-") as home:
         os.environ["ARGOSY_RUNTIME_DIR"] = home
-        process = psutil.Process()
-        keeping = Keeping(life=OfProcess(process.pid, process.create_time()), bytes_max=4 * size)
+        record = Path(home, "run.json")
+        record.write_text('{"launch": 1, "state": "running"}')
+        keeping = Keeping(life=Life("bench", home, 1, ""), bytes_max=4 * size)
         saver = Saver(f"{home}/run", keeping=keeping)
-        link = connect(known_keepers(f"{home}/run")[0][0], keeper_decoder, "the keeper")
+        link = connect(known_keepers(f"{home}/run")[0], keeper_decoder, "the keeper")
         # As a second rank that never comes: nothing becomes whole, so nothing is written while this is timed.
         link.send(Hello(0, 2, f"{home}/run", []))
         link.wait(10)
@@ -86,6 +86,7 @@ def hand_over(size: int) -> list[float]:
         saver.close()
         arena.close()
         os.close(draft)
+        record.write_text('{"launch": 1, "state": "ended"}')
         del os.environ["ARGOSY_RUNTIME_DIR"]
     return taken
 

@@ -16,15 +16,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from argosy.checkpoint.arranging import Arrangement, make_index
-from argosy.checkpoint.fitting import Wish, fit
+from argosy.checkpoint.chunk_reader import grouped
 from argosy.checkpoint.format import Draft, Index, Root, step_name
 from argosy.checkpoint.operations import index_name, make_root, plan_root, segment_name
-from argosy.checkpoint.reading import FilesSource
-from argosy.checkpoint.restoring import wanted_chunks
+from argosy.checkpoint.restore_plan import Wish, fit
+from argosy.checkpoint.restore_targets import wanted_chunks
 from argosy.checkpoint.saver import said
+from argosy.checkpoint.step_index import FilesSource
 from argosy.checkpoint.stores import LocalStore
-from argosy.checkpoint.verifying import grouped
+from argosy.checkpoint.write_plan import Arrangement, make_index
 from argosy.transfer import Adoption, Member, Split, State, Unit, replicated, sharded
 
 HIDDEN, LAYERS, TP = 73_728, 8, 8

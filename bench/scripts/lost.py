@@ -3,11 +3,13 @@
 lost.py WAY DIRECTORY MEGABYTES        with RANK, WORLD_SIZE and RENDEZVOUS in the environment
 """
 
+import atexit
 import json
 import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from argosy.checkpoint import Keeping, KeepLast, Saver
+from argosy.checkpoint.keeper.life import Life
 
 warnings.simplefilter("ignore")
 way, directory, size = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20
@@ -79,7 +82,12 @@ def make_way():
         # Each rank's tensors are its own: local, not replicas of each other.
         from argosy.transfer import Member, describe, replicated
 
-        saver = Saver(directory, keep=[KeepLast(1)], keeping=Keeping() if way == "argosy, keeper" else None)
+        home = Path(f"{directory}.record")
+        home.mkdir(exist_ok=True)
+        (home / "run.json").write_text('{"launch": 1, "state": "running"}')
+        atexit.register((home / "run.json").write_text, '{"launch": 1, "state": "ended"}')
+        keeping = Keeping(life=Life("bench", str(home), 1, "")) if way == "argosy, keeper" else None
+        saver = Saver(directory, keep=[KeepLast(1)], keeping=keeping)
 
         def begin(number: int) -> object:
             described = describe(module, optimizer)

@@ -1,6 +1,6 @@
-"""A few ranks move and load a state into other layouts: prints one JSON line. Started by bench/scale.py.
+"""A few ranks load a state into other layouts: prints one JSON line. Started by bench/scale.py.
 
-relayout.py move|load DIRECTORY MEGABYTES        with RANK, WORLD_SIZE and RENDEZVOUS in the environment
+relayout.py DIRECTORY MEGABYTES        with RANK, WORLD_SIZE and RENDEZVOUS in the environment
 """
 
 import json
@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from argosy.checkpoint import Saver, restore
-from argosy.transfer import Adoption, Layout, Member, Placement, Split, State, Tensor, Unit, move, reshard, sharded
+from argosy.transfer import Adoption, Layout, Member, Placement, Split, State, Unit, sharded
 
 LAYERS, SIDE = 16, 1024
-what, directory, size = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20
+directory, size = sys.argv[1], int(sys.argv[2]) << 20
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 names = [f"{layer}.{key}" for layer in range(LAYERS) for key in ("parameter", "exp_avg", "exp_avg_sq")]
 shape = (size // len(names) // 4 // SIDE, SIDE)
@@ -26,24 +26,6 @@ def held(layout: Layout) -> torch.Tensor | None:
     """Memory for what this rank has of a tensor, touched."""
     pieces = layout.by_rank.get(rank, ())
     return torch.randn(sum(piece.box.cells for piece in pieces)) if pieces else None
-
-
-def moving() -> dict[str, float]:
-    """FSDP over all ranks to tensor parallelism over two of them."""
-    layouts = sharded(shape, (ranks,), (Split(0),)), sharded(shape, (2,), (Split(1),))
-    sides = [{name: Tensor(layout, 4, "F32") for name in names} for layout in layouts]
-    source, into = [{name: tensor for name in names if (tensor := held(layout)) is not None} for layout in layouts]
-    dist.barrier()
-    begun = time.perf_counter()
-    plan = reshard(sides[0], sides[1], staging_bytes=64 << 20)
-    planned = time.perf_counter() - begun
-    moved = move(plan, source, into)
-    taken = time.perf_counter() - begun
-    everyone: list[tuple[int, int]] = [(0, 0)] * ranks
-    dist.all_gather_object(everyone, (moved.bytes_sent, moved.staging_bytes))
-    sent = sum(each for each, _ in everyone)
-    staged = max(each for _, each in everyone)
-    return {"plan": planned, "seconds": taken, "bytes": sent / plan.explain().bytes_bound, "staging": staged / 2**20}
 
 
 def state_of(placements: tuple[Placement, ...]) -> State:
@@ -83,6 +65,6 @@ def loading() -> dict[str, list[float]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(os.environ["RENDEZVOUS"], ranks), rank=rank, world_size=ranks)
-    answer = moving() if what == "move" else loading()
+    answer = loading()
     if rank == 0:
         print(json.dumps(answer))

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
 use crate::digest::{on_threads, perform_moved, Job, Sums};
-use crate::peers::Send as Sending;
 
 const ALIGNMENT: usize = 4096;
 /// The alignment of buffers to large pages, which a disk fills in fewer pieces: up to three times as fast.
@@ -21,7 +20,7 @@ pub struct Write {
     pub length: usize,
 }
 
-/// Read `length` bytes at `offset` of a file; if at least `needed` were read, perform `jobs` and `sends` on them.
+/// Read `length` bytes at `offset` of a file; if at least `needed` were read, perform `jobs` on them.
 #[derive(Clone, Copy)]
 pub struct Read {
     pub fd: i32,
@@ -30,8 +29,6 @@ pub struct Read {
     pub needed: usize,
     pub first_job: usize,
     pub jobs: usize,
-    pub first_send: usize,
-    pub sends: usize,
 }
 
 /// Call `work` for 0..count on up to `threads` threads; the first error ends it.
@@ -126,7 +123,6 @@ unsafe impl Send for Buffer {}
 pub unsafe fn read_all(
     reads: &[Read],
     jobs: &[Job],
-    sends: &[Sending],
     threads: usize,
 ) -> Result<(Vec<u64>, Vec<Sums>)> {
     let largest = reads.iter().map(|read| read.length).max().unwrap_or(0);
@@ -151,11 +147,6 @@ pub unsafe fn read_all(
                 mine.iter().map(|job| unsafe { perform_moved(job, buffer.start as usize) }).collect();
             let mut all = sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             all[read.first_job..read.first_job + read.jobs].copy_from_slice(&found);
-            drop(all);
-            for send in &sends[read.first_send..read.first_send + read.sends] {
-                // SAFETY: as for the jobs.
-                unsafe { send.perform(buffer.start as usize) }?;
-            }
         }
         buffers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(buffer);
         Ok(())

@@ -6,7 +6,6 @@ mod copies;
 mod digest;
 mod exchange;
 mod files;
-mod peers;
 mod reduce;
 mod segment;
 mod syscalls;
@@ -88,9 +87,9 @@ fn write_files(py: Python<'_>, table: &[u8], threads: usize) -> PyResult<()> {
     py.detach(|| unsafe { files::write_all(&writes, threads) }).map_err(os_error)
 }
 
-/// Read files from several threads, and copy and sum the bytes: `reads` has records of 8 int64, (descriptor, offset,
-/// length, bytes needed, first job, jobs, first send, sends); `jobs` has those of `copy_digest`, `sends` those of
-/// `write_memory`, with sources as offsets into the bytes read.
+/// Read files from several threads, and copy and sum the bytes: `reads` has records of 6 int64, (descriptor, offset,
+/// length, bytes needed, first job, jobs); `jobs` has those of `copy_digest`, with sources as offsets into the bytes
+/// read.
 ///
 /// Returns 8 bytes for each read, the number of bytes read, then 16 for each job: zeros if too little was read.
 #[pyfunction]
@@ -98,56 +97,25 @@ fn read_files<'py>(
     py: Python<'py>,
     reads: &[u8],
     jobs: &[u8],
-    sends: &[u8],
     threads: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
     if jobs.len() % digest::JOB_BYTES != 0 {
         return Err(PyValueError::new_err("a job has 128 bytes"));
     }
     let jobs: Vec<_> = jobs.chunks_exact(digest::JOB_BYTES).map(digest::Job::parse).collect();
-    let sends = sendings(sends)?;
     let mut wanted = Vec::new();
-    for f in fields::<8>(reads)? {
-        let [first_job, jobs_of, first_send, sends_of] = [4, 5, 6, 7].map(|i| f[i] as usize);
-        let is_there =
-            |first: usize, count: usize, all: usize| first.checked_add(count).is_some_and(|last| last <= all);
-        if !is_there(first_job, jobs_of, jobs.len()) || !is_there(first_send, sends_of, sends.len()) {
-            return Err(PyValueError::new_err("a read names jobs or sends that do not exist"));
+    for f in fields::<6>(reads)? {
+        let [length, needed, first_job, jobs_of] = [2, 3, 4, 5].map(|i| f[i] as usize);
+        if first_job.checked_add(jobs_of).is_none_or(|last| last > jobs.len()) {
+            return Err(PyValueError::new_err("a read names jobs that do not exist"));
         }
-        let (fd, length, needed) = (f[0] as i32, f[2] as usize, f[3] as usize);
-        let (jobs, sends) = (jobs_of, sends_of);
-        wanted.push(files::Read { fd, offset: f[1], length, needed, first_job, jobs, first_send, sends });
+        wanted.push(files::Read { fd: f[0] as i32, offset: f[1], length, needed, first_job, jobs: jobs_of });
     }
     // SAFETY: the caller names memory that it keeps alive and that no two jobs write.
     let (counts, sums) =
-        py.detach(|| unsafe { files::read_all(&wanted, &jobs, &sends, threads) }).map_err(os_error)?;
+        py.detach(|| unsafe { files::read_all(&wanted, &jobs, threads) }).map_err(os_error)?;
     let bytes: Vec<u8> = counts.iter().chain(sums.iter().flatten()).flat_map(|n| n.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))
-}
-
-fn sendings(table: &[u8]) -> PyResult<Vec<peers::Send>> {
-    if table.len() % peers::SEND_BYTES != 0 {
-        return Err(PyValueError::new_err("a send has 160 bytes"));
-    }
-    Ok(table.chunks_exact(peers::SEND_BYTES).map(peers::Send::parse).collect())
-}
-
-/// Copy boxes into the memory of other processes: records of 20 int64, (process, its pidfd, the address of its gate
-/// there, the address of a count here), then those of `copy_digest`, with a destination in that process. The count is
-/// the number of threads that are writing. A process that has ended is an OSError (ESRCH), and so is one whose gate is
-/// not 1 (ECANCELED).
-#[pyfunction]
-fn write_memory(py: Python<'_>, table: &[u8]) -> PyResult<()> {
-    let sends = sendings(table)?;
-    // SAFETY: the caller names memory of its own that it keeps alive.
-    py.detach(|| sends.iter().try_for_each(|send| unsafe { send.perform(0) })).map_err(os_error)
-}
-
-/// Return `length` bytes at `address` of process `pid`.
-#[pyfunction]
-fn read_memory(py: Python<'_>, pid: i32, address: usize, length: usize) -> PyResult<Bound<'_, PyBytes>> {
-    let found = py.detach(|| peers::read(pid, address, length)).map_err(os_error)?;
-    Ok(PyBytes::new(py, &found))
 }
 
 /// Run the collective that `head` describes; returns 0 or why it failed: 1 abort, 2 mismatch, 3 deadline.
@@ -202,8 +170,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copy_digest, module)?)?;
     module.add_function(wrap_pyfunction!(write_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
-    module.add_function(wrap_pyfunction!(write_memory, module)?)?;
-    module.add_function(wrap_pyfunction!(read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
     Ok(())

@@ -19,22 +19,13 @@ def copy_digest(table: bytes, threads: int, progress: int) -> bytes:
 def write_files(table: bytes, threads: int) -> None:
     """Write memory to files from several threads: records of 4 int64, (descriptor, address, offset, length)."""
 
-def read_files(reads: bytes, jobs: bytes, sends: bytes, threads: int) -> bytes:
-    """Read files from several threads, and copy and sum the bytes: `reads` has records of 8 int64, (descriptor, offset,
-    length, bytes needed, first job, jobs, first send, sends); `jobs` has those of `copy_digest`, `sends` those of
-    `write_memory`, with sources as offsets into the bytes read.
+def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
+    """Read files from several threads, and copy and sum the bytes: `reads` has records of 6 int64, (descriptor, offset,
+    length, bytes needed, first job, jobs); `jobs` has those of `copy_digest`, with sources as offsets into the bytes
+    read.
 
     Returns 8 bytes for each read, the number of bytes read, then 16 for each job: zeros if too little was read.
     """
-
-def write_memory(table: bytes) -> None:
-    """Copy boxes into the memory of other processes: records of 20 int64, (process, its pidfd, the address of its gate
-    there, the address of a count here), then those of `copy_digest`, with a destination in that process. The count is
-    the number of threads that are writing. A process that has ended is an OSError (ESRCH), and so is one whose gate is
-    not 1 (ECANCELED)."""
-
-def read_memory(pid: int, address: int, length: int) -> bytes:
-    """Return `length` bytes at `address` of process `pid`."""
 
 def run_collective(
     segment: int,

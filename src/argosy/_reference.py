@@ -6,7 +6,6 @@ import fcntl
 import functools
 import mmap
 import os
-import select
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -85,18 +84,18 @@ def write_files(table: bytes, threads: int) -> None:
             done += os.pwrite(fd, view[done:], offset + done)
 
 
-def read_files(reads: bytes, jobs: bytes, sends: bytes, threads: int) -> bytes:
-    """Read files from several threads, and copy and sum the bytes: `reads` has records of 8 int64, (descriptor, offset,
-    length, bytes needed, first job, jobs, first send, sends); `jobs` has those of `copy_digest`, `sends` those of
-    `write_memory`, with sources as offsets into the bytes read.
+def read_files(reads: bytes, jobs: bytes, threads: int) -> bytes:
+    """Read files from several threads, and copy and sum the bytes: `reads` has records of 6 int64, (descriptor, offset,
+    length, bytes needed, first job, jobs); `jobs` has those of `copy_digest`, with sources as offsets into the bytes
+    read.
 
     Returns 8 bytes for each read, the number of bytes read, then 16 for each job: zeros if too little was read.
     """
-    listed, away = list(_records(jobs, "<16q")), list(_records(sends, "<20q"))
+    listed = list(_records(jobs, "<16q"))
     counts, sums = bytearray(), bytearray(16 * len(listed))
-    for fd, offset, length, needed, first, count, first_send, sends_of in _records(reads, "<8q"):
-        if first + count > len(listed) or first_send + sends_of > len(away):
-            raise ValueError("a read names jobs or sends that do not exist")
+    for fd, offset, length, needed, first, count in _records(reads, "<6q"):
+        if first + count > len(listed):
+            raise ValueError("a read names jobs that do not exist")
         with mmap.mmap(-1, max(length, 1)) as buffer:
             done = 0
             while done < length:
@@ -111,58 +110,8 @@ def read_files(reads: bytes, jobs: bytes, sends: bytes, threads: int) -> bytes:
                 moved = [(base + job[0], *job[1:]) for job in listed[first : first + count]]
                 table = b"".join(_JOB.pack(*job) for job in moved)
                 sums[16 * first : 16 * (first + count)] = copy_digest(table, 1, 0)
-                own = [(*send[:4], base + send[4], *send[5:]) for send in away[first_send : first_send + sends_of]]
-                write_memory(b"".join(_SEND.pack(*send) for send in own))
                 del anchor
     return bytes(counts + sums)
-
-
-class _Span(ctypes.Structure):
-    """`struct iovec`."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-@functools.cache
-def _process_vm(name: str) -> Callable[..., int]:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    spans = [ctypes.POINTER(_Span), ctypes.c_ulong]
-    function.argtypes, function.restype = [ctypes.c_int, *spans, *spans, ctypes.c_ulong], ctypes.c_ssize_t
-    return function
-
-
-def _moved(name: str, pid: int, own: _Span, other: _Span) -> None:
-    count = _process_vm(name)(pid, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
-    if count < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    if count != own.length:
-        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-
-
-def write_memory(table: bytes) -> None:
-    """Copy boxes into the memory of other processes: records of 20 int64, (process, its pidfd, the address of its gate
-    there, the address of a count here), then those of `copy_digest`, with a destination in that process. The count is
-    the number of threads that are writing. A process that has ended is an OSError (ESRCH), and so is one whose gate is
-    not 1 (ECANCELED)."""
-    for pid, pidfd, gate, busy, *job in _records(table, "<20q"):
-        count = ctypes.c_uint64.from_address(busy)
-        for source, destination, _ in _runs(tuple(job)):
-            count.value += 1
-            try:
-                if select.select([pidfd], [], [], 0)[0]:
-                    raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
-                if int.from_bytes(read_memory(pid, gate, 8), "little") != 1:
-                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
-                _moved("process_vm_writev", pid, _Span(source, job[3]), _Span(destination, job[3]))
-            finally:
-                count.value -= 1
-
-
-def read_memory(pid: int, address: int, length: int) -> bytes:
-    """Return `length` bytes at `address` of process `pid`."""
-    buffer = ctypes.create_string_buffer(max(length, 1))
-    _moved("process_vm_readv", pid, _Span(ctypes.addressof(buffer), length), _Span(address, length))
-    return buffer.raw[:length]
 
 
 def _records(table: bytes, form: str) -> Iterator[tuple[int, ...]]:
@@ -172,7 +121,7 @@ def _records(table: bytes, form: str) -> Iterator[tuple[int, ...]]:
     return record.iter_unpack(table)
 
 
-_JOB, _SEND = struct.Struct("<16q"), struct.Struct("<20q")
+_JOB = struct.Struct("<16q")
 _WORDS = 1024
 
 

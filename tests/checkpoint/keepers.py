@@ -1,8 +1,9 @@
 """Runs with keepers, what those hold, and their end."""
 
+import json
 import mmap
 import os
-import subprocess
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from checkpoint.trainings import Training
 
 import argosy
 from argosy.checkpoint import Keeping
-from argosy.checkpoint.keeper.life import OfProcess, known_keepers
+from argosy.checkpoint.keeper.life import Life, known_keepers
 from argosy.checkpoint.keeper.messages import Kept, Take, keeper_decoder
 from argosy.checkpoint.keeper.source import keeper_sources
 from argosy.fabric import connect
@@ -23,29 +24,36 @@ from argosy.fabric import connect
 
 @dataclass
 class Run:
-    """A run's directory, and the process whose life its keepers share."""
+    """A run's directory of checkpoints, and the record whose life its keepers share."""
 
     directory: Path
     home: Path
-    keeper_life: psutil.Process
+    record: Path
 
-    def train(self, *, peer: bool = False, **env: str) -> Training:
-        return Training(self.directory, self.keeping(peer=peer), **self.places(), **env)
+    @property
+    def life(self) -> Life:
+        return Life(self.record.name, str(self.record), 1, str(self.record / "agent"))
+
+    def train(self, **env: str) -> Training:
+        return Training(self.directory, self.keeping(), **self.places(), **env)
 
     def keeping(self, **options: object) -> Keeping:
-        return Keeping(life=OfProcess(self.keeper_life.pid, self.keeper_life.create_time()), **options)
+        return Keeping(life=self.life, **options)
+
+    def state(self, state: str) -> None:
+        (self.record / "run.json").write_text(json.dumps({"launch": 1, "state": state}))
 
     def places(self) -> dict[str, str]:
         paths = {"PYTHONPATH": str(Path(argosy.__file__).parents[1]), "ARGOSY_RUNTIME_DIR": str(self.home)}
         return paths | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
-    def keepers(self, kind: str = "") -> list[psutil.Process]:
-        """The living keepers that listen in this home; `kind` is sock or peer."""
+    def keepers(self) -> list[psutil.Process]:
+        """The living keepers that listen in this home."""
         found: list[psutil.Process] = []
         for entry in os.scandir("/proc"):
             with suppress(OSError, psutil.NoSuchProcess):
                 line = Path(entry.path, "cmdline").read_text().rstrip("\0 ") if entry.name.isdigit() else ""
-                if line.startswith("argosy: keeper of ") and f" at {self.home}/" in line and line.endswith(kind):
+                if line.startswith("argosy: keeper of ") and f" at {self.home}/" in line:
                     found.append(psutil.Process(int(entry.name)))
         return found
 
@@ -53,14 +61,16 @@ class Run:
 @contextmanager
 def a_run(directory: Path) -> Iterator[Run]:
     """A run whose keepers end with this block."""
-    with tempfile.TemporaryDirectory(prefix="argosy-") as home:
-        with subprocess.Popen(["sleep", "3600"]) as life:
-            run = Run(directory, Path(home), psutil.Process(life.pid))
+    with tempfile.TemporaryDirectory(prefix="argosy-") as home, tempfile.TemporaryDirectory() as record:
+        run = Run(directory, Path(home), Path(record))
+        run.state("running")
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.bind(f"{record}/agent")
+            agent.listen(1000)
             try:
                 yield run
             finally:
-                life.kill()
-                life.wait()
+                run.state("ended")
                 deadline = time.monotonic() + 30
                 for keeper in run.keepers():
                     with suppress(psutil.NoSuchProcess):
@@ -69,6 +79,7 @@ def a_run(directory: Path) -> Iterator[Run]:
                     time.sleep(0.02)
                 assert run.keepers() == [], "a keeper outlived its run"
         for path in Path(home).iterdir():  # Logs of keepers that were killed.
+            print(path.name, path.read_text() if path.suffix == ".log" else "")
             path.unlink()
 
 
@@ -79,22 +90,21 @@ def wait_for(ready: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def holdings(run: Run, kind: str) -> list[int]:
-    """The steps that the keeper (`own`) or its peer holds whole, newest first."""
+def holdings(run: Run) -> list[int]:
+    """The steps that the keeper holds whole, newest first."""
     found: list[int] = []
     for source in keeper_sources(str(run.directory)):
-        if ("peer" in source.label) == (kind == "peer"):
-            found += [each.step for each in source.candidates()]
+        found += [each.step for each in source.candidates()]
         source.close()
     return found
 
 
-def flip(run: Run, kind: str, offset: int, *, draft: bool = False) -> None:
+def flip(run: Run, offset: int, *, draft: bool = False) -> None:
     """Turn a bit in the memory that a keeper holds of its newest version: in the arena or in the draft."""
-    (source,) = [s for s in keeper_sources(str(run.directory)) if ("peer" in s.label) == (kind == "peer")]
+    (source,) = keeper_sources(str(run.directory))
     name = source.candidates()[0].name
     source.close()
-    path = next(path for path, label in known_keepers(str(run.directory)) if label == source.label)
+    (path,) = known_keepers(str(run.directory))
     link = connect(path, keeper_decoder, "the keeper")
     link.send(Take(name))
     message, fds = link.wait(10)

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from checkpoint.disk import CrashingDisk, MemoryFiles
 
-from argosy.checkpoint.arranging import Arrangement, make_index
+from argosy.checkpoint.chunk_reader import Reading, Sinks
 from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, StepNotFound, step_name
 from argosy.checkpoint.operations import (
     Operation,
@@ -16,8 +16,8 @@ from argosy.checkpoint.operations import (
     plan_start,
     segment_name,
 )
-from argosy.checkpoint.reading import all_chunks, find_step
-from argosy.checkpoint.verifying import Reading, Sinks
+from argosy.checkpoint.step_index import all_chunks, find_step
+from argosy.checkpoint.write_plan import Arrangement, make_index
 from argosy.transfer import Copy, Member, Split, Spot, State, Unit, sharded
 
 CELLS = 3000

@@ -11,12 +11,7 @@ import pytest
 from checkpoint.saves import committed, loaded
 
 from argosy.checkpoint import Saver, verify
-from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Arrangement
-from argosy.checkpoint.format import ROOT, Draft, Index, Part, Root, digest, seal, sums_text, unseal
-from argosy.checkpoint.gathering import describe_arrays
-from argosy.checkpoint.keeper.messages import Offer
-from argosy.checkpoint.keeper.shipping import Arriving
+from argosy.checkpoint.format import ROOT, Index, Part, Root, digest, seal, sums_text, unseal
 from argosy.core import ArgosyError
 from argosy.transfer import DTYPES, Box, Copy, Spot, copy_boxes, strides_of
 
@@ -108,57 +103,6 @@ def test_each_digest_check_is_needed(change: Callable[[Files, str], Files | None
     assert loaded(unchecked(CLEAN)) == 1
     with pytest.raises(AssertionError, match="C1"):
         load_unchecked(map(unchecked, flips(0)))
-
-
-def shipment() -> tuple[Draft, Arena]:
-    """One rank's part of a version, as a keeper holds it."""
-    arrays = {"weight": np.arange(500, dtype="<i4"), "moment": np.arange(500, dtype="<i4") * 3}
-    state = describe_arrays(arrays)
-    arranged = Arrangement(state)
-    arena = Arena(arranged.size)
-    addresses = [array.ctypes.data for array in arranged.tensors(state)]
-    sums = arranged.table(addresses, arena.address).perform()
-    entries = arranged.entries(sums, "step-000000000007-aa/rank-00003.safetensors")
-    more = {"border": arranged.border, "bytes": arranged.size, "room": len(arranged.header), "values": {"epoch": 41}}
-    return Draft(step=7, name="step-000000000007-aa", rank=3, size=4, entries=entries, **more), arena
-
-
-def arrived(draft: bytes, content: bytes, expected: str) -> str:
-    """What the peer keeper finds wrong with these bytes."""
-    offer = Offer("step-000000000007-aa", 7, 3, 4, len(content), len(draft), expected)
-    arena = Arena(len(content))
-    arriving = Arriving(offer, 1, arena)
-    data = draft + content
-    middle = len(data) // 3
-    assert not arriving.add(data[:middle])
-    assert arriving.add(data[middle:])
-    fault = arriving.fault()
-    arena.close()
-    return fault
-
-
-def test_a_bit_flipped_on_its_way_to_the_peer_is_named():
-    draft, arena = shipment()
-    text, content = msgspec.json.encode(draft), bytes(arena.view[: draft.bytes])
-    assert arrived(text, content, digest(text)) == ""
-    rng = random.Random(0)
-    for at in rng.sample(range(len(text)), 40):
-        fault = arrived(flipped(text, at, rng.randrange(8)), content, digest(text))
-        assert fault == "the index of rank 3 changed on its way"
-    for at in rng.sample(range(HEADER, draft.bytes), 40):
-        fault = arrived(text, flipped(content, at, rng.randrange(8)), digest(text))
-        name = "moment" if at < HEADER + 2000 else "weight"
-        assert f"rank-00003.safetensors on its way to the peer keeper: {name}[0:500]" in fault
-
-
-def test_the_index_of_a_shipment_must_be_checked():
-    """Its sums cover the tensors alone: a flip in a value beside them would pass."""
-    draft, arena = shipment()
-    text, content = msgspec.json.encode(draft), bytes(arena.view[: draft.bytes])
-    changed = text.replace(b'"epoch":41', b'"epoch":43')
-    assert changed != text
-    assert arrived(changed, content, digest(changed)) == ""
-    assert arrived(changed, content, digest(text)) != ""
 
 
 def test_verify_finds_every_flip_in_a_segment_and_names_it(tmp_path: Path):

@@ -178,20 +178,3 @@ def test_a_fork_may_not_save(tmp_path: Path):
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         saver.save({"w": torch.ones(1)}, 1).wait(30)
-
-
-def test_a_hook_of_the_optimizer_may_save(tmp_path: Path):
-    model = network(0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    seen: list[torch.Tensor] = []
-    with Saver(tmp_path, sample=1) as saver:
-
-        def save(*_: Any) -> None:
-            seen.append(model[0].weight.detach().clone())
-            saver.save({"model": model, "optimizer": optimizer}, len(seen))
-
-        optimizer.register_step_pre_hook(save)
-        trained(model, optimizer, 3)
-        saver.flush()
-    for step in (1, 2, 3):
-        assert torch.equal(restore(tmp_path, step=step).tensors["0.weight"], seen[step - 1])

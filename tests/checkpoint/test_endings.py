@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from argosy.checkpoint import DirectoryInUse, KeepEvery, Saver, TornSnapshot, owner, restore
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.owner import take
 from argosy.checkpoint.stores import open_store

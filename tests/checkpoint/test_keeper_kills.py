@@ -1,11 +1,10 @@
-"""Kill -9 of ranks, keepers and peers, aimed at snapshot, shipping, commit and restore: what loads is a saved step."""
+"""Kill -9 of ranks and keepers, aimed at snapshot, commit and restore: what loads is a saved step."""
 
 import random
 import shutil
 import subprocess
 import time
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from threading import Thread
 
@@ -17,26 +16,26 @@ from checkpoint.keepers import Run, holdings, wait_for
 from checkpoint.trainings import is_saved
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, restore
-from argosy.checkpoint.keeper.life import OfProcess, OfRun, Pulse
+from argosy.checkpoint.keeper.life import Life, Pulse
 from argosy.checkpoint.keeper.source import keeper_sources
 
 MOMENTS = {"restoring": 0.1, "saving": 0.01, "copied": 0.05, "durable": 0.02}
 """What a training says, and for how many seconds what follows may be hit."""
-VICTIMS = {"rank": "", "keeper": "sock", "peer": "peer", "both": "sock", "all": ""}
+VICTIMS = ("rank", "keeper", "both")
 
 
 def kill_something(run: Run, rng: random.Random, moment: str, victim: str) -> int:
     """Train, and kill at a moment; returns the last step that was acknowledged."""
-    with run.train(peer=True) as training:
+    with run.train() as training:
         begun = 0
         training.until("restoring")
         if moment != "restoring":
             begun = training.until("begun")[0]
             training.until(moment, begun + rng.randrange(1, 4))
         time.sleep(rng.random() * MOMENTS[moment])
-        for keeper in run.keepers(VICTIMS[victim]) if victim != "rank" else []:
+        for keeper in run.keepers() if victim != "rank" else []:
             keeper.kill()
-        if victim in ("keeper", "peer"):
+        if victim == "keeper":
             time.sleep(rng.random() * 0.3)  # The rank goes on without it for a while.
         return max(begun, training.kill())
 
@@ -56,7 +55,7 @@ def kills(run: Run, times: int, seed: int) -> None:
             found = restore(run.directory)
             assert found.step >= acknowledged, what
             assert is_saved(found, found.step), what
-            for step in holdings(run, "own") + holdings(run, "peer"):
+            for step in holdings(run):
                 with suppress(StepNotFound):  # A shipment that was under way took its memory.
                     assert is_saved(restore(run.directory, step=step), step), what
         for keeper in run.keepers():
@@ -78,65 +77,17 @@ def test_a_thousand_kills_lose_nothing(run: Run, seed: int):
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.2])
 def test_a_rank_killed_while_it_starts_a_keeper_leaves_one_keeper_not_two(run: Run, pause_s: float):
-    with run.train(peer=True) as training:
+    with run.train() as training:
         training.until("restoring")
         wait_for(run.keepers, "a keeper that begins")
         time.sleep(pause_s)
         training.kill()
     for step in (1, 2):  # The second would be refused if another keeper held the directory.
-        with Saver(run.directory, keeping=run.keeping(peer=True)) as saver:
+        with Saver(run.directory, keeping=run.keeping()) as saver:
             saver.save({"a": np.arange(10) + step}, step).wait(30)
-        assert len(run.keepers("sock")) == 1
+        assert len(run.keepers()) == 1
     # The rank may have saved a step of its own before it was killed.
     assert restore(run.directory, step=2).tensors["a"].tolist() == list(range(2, 12))
-
-
-LARGE = 3_000_000
-"""Cells: more than a socket takes at once, so a shipment stands while its receiver does."""
-
-
-def test_a_keeper_killed_in_the_middle_of_shipping_leaves_no_half_version(run: Run):
-    with Saver(run.directory, keep=[KeepLast(3)], keeping=run.keeping(peer=True)) as saver:
-        saver.save({"a": np.full(LARGE, 1)}, 1).wait(60)
-        wait_for(lambda: holdings(run, "peer") == [1], "a shipment")
-        (peer,) = run.keepers("peer")
-        peer.suspend()
-        saver.save({"a": np.full(LARGE, 2)}, 2).wait(60)
-        (keeper,) = run.keepers("sock")
-        keeper.kill()
-        keeper.wait(30)
-        peer.resume()
-        assert holdings(run, "peer") == [1]
-        found = restore(run.directory, step=1)
-        assert found.source == "the peer keeper"
-        assert found.tensors["a"].tolist() == [1] * LARGE
-        assert restore(run.directory).step == 2
-        # The next keeper goes on with the same peer.
-        steps = count(3)
-        wait_for(lambda: shipped(saver, next(steps)) in holdings(run, "peer"), "a shipment by the next keeper")
-
-
-def shipped(saver: Saver, step: int) -> int:
-    """Save a step, and give it some time to reach a peer."""
-    saver.save({"a": np.full(LARGE, step)}, step).wait(60)
-    time.sleep(0.3)
-    return step
-
-
-def test_a_peer_killed_in_the_middle_of_shipping_costs_nothing_and_is_replaced(run: Run):
-    said: list[str] = []
-    with Saver(run.directory, keeping=run.keeping(peer=True), say=said.append) as saver:
-        saver.save({"a": np.full(LARGE, 1)}, 1).wait(60)
-        wait_for(lambda: holdings(run, "peer") == [1], "a shipment")
-        (peer,) = run.keepers("peer")
-        peer.suspend()
-        saver.save({"a": np.full(LARGE, 2)}, 2).wait(60)
-        peer.kill()
-        wait_for(lambda: said, "a word about the peer")
-        assert "the peer keeper did not take step-000000000002" in said[0]
-        assert restore(run.directory).source == "the keeper of this host"
-        saver.save({"a": np.full(LARGE, 3)}, 3).wait(60)
-        wait_for(lambda: holdings(run, "peer") == [3], "a shipment to the next peer")
 
 
 def read_and_wait(directory: str) -> None:
@@ -158,12 +109,12 @@ def test_what_a_killed_reader_held_is_free_again(run: Run):
             reader.kill()
         for step in (3, 4, 5):
             saver.save({"a": np.full(100_000, step)}, step).wait(30)
-        wait_for(lambda: holdings(run, "own") == [5, 4], "the newest two")
+        wait_for(lambda: holdings(run) == [5, 4], "the newest two")
 
 
 def test_a_directory_that_is_removed_while_it_is_written_to_is_said_at_once(run: Run):
     """Rank 0 of two writes, rank 1 never comes: nobody waits for it below a directory that is gone."""
-    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.commit_step import Committer
     from argosy.checkpoint.format import Draft
     from argosy.checkpoint.stores import open_store
 
@@ -183,10 +134,10 @@ def test_a_directory_that_is_removed_while_it_is_written_to_is_said_at_once(run:
 
 
 def test_a_keeper_does_not_outlive_its_directory(run: Run):
-    with Saver(run.directory, keeping=run.keeping(peer=True)) as saver:
+    with Saver(run.directory, keeping=run.keeping()) as saver:
         saver.save({"a": np.arange(10)}, 1).wait(30)
         keepers = run.keepers()
-        assert len(keepers) == 2
+        assert len(keepers) == 1
         shutil.rmtree(run.directory)
         psutil.wait_procs(keepers, 30)
         assert run.keepers() == []
@@ -196,9 +147,10 @@ def test_a_keeper_does_not_outlive_its_directory(run: Run):
 
 
 def test_l1_a_directory_that_is_gone_for_a_moment_ends_nothing(tmp_path: Path):
-    me = psutil.Process()
+    record = tmp_path / "run.json"
+    record.write_text('{"launch":1,"state":"running"}')
     place = tmp_path / "checkpoints"
-    pulse = Pulse(OfProcess(me.pid, me.create_time()), str(place))
+    pulse = Pulse(Life("r", str(tmp_path), 1, "no-agent"), str(place))
     assert pulse.beats(1.0)
     assert pulse.beats(3.0)
     place.mkdir()
@@ -207,10 +159,8 @@ def test_l1_a_directory_that_is_gone_for_a_moment_ends_nothing(tmp_path: Path):
     place.rmdir()
     assert pulse.beats(54.0)
     assert not pulse.beats(56.0)
-    record = tmp_path / "run.json"
-    record.write_text('{"launch":1,"state":"running"}')
     place.mkdir()
-    pulse = Pulse(OfRun("r", str(tmp_path), 1, "no-agent"), str(place))
+    pulse = Pulse(Life("r", str(tmp_path), 1, "no-agent"), str(place))
     assert pulse.beats(0.0)
     record.unlink()
     assert pulse.beats(4.0)

@@ -411,7 +411,7 @@ def test_what_does_not_fit_ends_the_reading_that_had_begun(tmp_path: Path):
 @pytest.mark.parametrize("remap", [[], {}, 3])
 def test_what_is_no_remap_cadence_or_place_is_refused(tmp_path: Path, remap: object):
     saved(tmp_path, {"a": torch.ones(2)})
-    with pytest.raises(ConfigError, match="remap= is a Remap of rules"):
+    with pytest.raises(ConfigError, match="remap= is a function"):
         restore(tmp_path, {"a": torch.ones(2)}, remap=remap)
     with pytest.raises(ConfigError, match="cadence= is a Cadence: 5"):
         Saver(tmp_path, cadence=5)

@@ -12,13 +12,13 @@ from checkpoint import stubborn
 from torch import nn
 
 from argosy.checkpoint import CorruptShard, Saver, restore
+from argosy.checkpoint.chunk_reader import Reading
 from argosy.checkpoint.files import LocalFiles
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.inspecting import opened, verify
-from argosy.checkpoint.reading import all_chunks
-from argosy.checkpoint.verifying import Reading
+from argosy.checkpoint.step_index import all_chunks
+from argosy.checkpoint.step_info import opened, verify
 from argosy.core import ConfigError
-from argosy.transfer import CHUNK_BYTES, Fused, Remap, Renamed, SplitUp, Stacked, Transposed, whole
+from argosy.transfer import CHUNK_BYTES, whole
 
 
 def test_one_ranks_failure_is_told_to_all(tmp_path: Path):
@@ -43,13 +43,6 @@ def trained(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
 
 OLD = {"qkv": (12, 4), "gate": (6, 4), "up": (6, 4), "e0": (3, 2), "e1": (3, 2), "t": (5, 7), "b": (4,)}
 NEW = {"q": (8, 4), "k": (2, 4), "v": (2, 4), "both": (12, 4), "experts": (2, 3, 2), "turned": (7, 5), "bias": (4,)}
-REMAP = Remap((
-    SplitUp("qkv", ("q", "k", "v"), (8, 2, 2)),
-    Fused(("gate", "up"), "both"),
-    Stacked(("e0", "e1"), "experts"),
-    Transposed("t", "turned", (1, 0)),
-    Renamed("b", "bias"),
-))  # fmt: skip
 
 
 def remapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,7 +62,7 @@ def test_split_fused_stacked_and_transposed_with_their_moments(tmp_path: Path):
     old, new = trained(OLD), trained(NEW)
     with Saver(tmp_path, sample=1) as saver:
         saver.save(old, 1).wait(30)
-    restore(tmp_path, into=new, remap=REMAP)
+    restore(tmp_path, into=new, remap=remapped)
 
     def members(state: dict, key: str) -> dict[str, torch.Tensor]:
         named = state["model"].named_parameters()
@@ -86,11 +79,14 @@ def test_a_remap_that_does_not_fit_is_an_error_and_changes_nothing(tmp_path: Pat
     before = {name: tensor.clone() for name, tensor in new["model"].state_dict().items()}
     with Saver(tmp_path, sample=1) as saver:
         saver.save(old, 1).wait(30)
-    short = Remap((*REMAP.rules[1:], SplitUp("qkv", ("q", "k", "v"), (4, 4, 4))))
     with pytest.raises(ConfigError, match=r"has shape \[4, 4\], here it is \[2, 4\]"):
-        restore(tmp_path, into=new, remap=short)
-    with pytest.raises(ConfigError, match="not stored: zz"):
-        restore(tmp_path, into=new, remap=Remap((Renamed("zz", "q"),)))
+        restore(tmp_path, into=new, remap=lambda given: remapped(given) | {"k": given["qkv"][:4]})
+    with pytest.raises(ConfigError, match="remap= failed with parameters and buffers: KeyError: 'zz'"):
+        restore(tmp_path, into=new, remap=lambda given: given["zz"])
+    with pytest.raises(ConfigError, match="remap= returns a dict of tensors by name: Tensor"):
+        restore(tmp_path, into=new, remap=lambda given: given["t"])
+    with pytest.raises(ConfigError, match="remap= returns what is no tensor that can be kept: q: int"):
+        restore(tmp_path, into=new, remap=lambda given: remapped(given) | {"q": 3})
     assert all(torch.equal(before[name], tensor) for name, tensor in new["model"].state_dict().items())
 
 

@@ -7,7 +7,7 @@ from checkpoint.disk import MemoryFiles
 from checkpoint.keepers import wait_for
 
 from argosy.checkpoint import KeepBest, KeepLast, Saver, prune_steps
-from argosy.checkpoint.committing import plan_prune
+from argosy.checkpoint.commit_step import plan_prune
 from argosy.checkpoint.format import Root, seal, step_name
 from argosy.checkpoint.operations import Rmdir
 

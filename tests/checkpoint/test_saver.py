@@ -266,8 +266,8 @@ def test_a_newer_format_is_refused(tmp_path: Path):
 def test_a_write_during_the_copy_is_found():
     """Written behind the optimizer's back, as `.data` allows: the snapshot is discarded and training goes on."""
     from argosy.checkpoint.arena import Arena
-    from argosy.checkpoint.arranging import Arrangement
     from argosy.checkpoint.snapshot import Snapshot
+    from argosy.checkpoint.write_plan import Arrangement
     from argosy.transfer import describe
 
     module = torch.nn.Module()
@@ -289,7 +289,7 @@ def test_a_write_during_the_copy_is_found():
 
 
 def test_writing_begins_during_the_copy_and_what_was_written_of_a_torn_snapshot_is_removed(tmp_path: Path):
-    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.commit_step import Committer
     from argosy.checkpoint.format import Draft
     from argosy.checkpoint.stores import open_store
 
@@ -318,10 +318,10 @@ def test_writing_begins_during_the_copy_and_what_was_written_of_a_torn_snapshot_
 def test_memory_is_used_again_only_when_nothing_is_copied_into_it_any_more(tmp_path: Path):
     """The disk fails at once, the copy goes on: the next save must not get memory that is still written to."""
     from argosy.checkpoint.arena import Arena
-    from argosy.checkpoint.committing import Committer
+    from argosy.checkpoint.commit_step import Committer
     from argosy.checkpoint.format import Draft
+    from argosy.checkpoint.own_writer import OwnWriter
     from argosy.checkpoint.stores import open_store
-    from argosy.checkpoint.writing import OwnWriter
 
     committer = Committer(open_store(tmp_path / "run", new=True), 0, 1, (KeepLast(1),), lambda _: None)
     committer.retry_after_s = ()

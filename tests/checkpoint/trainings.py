@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from argosy.checkpoint import Keeping, KeepLast, Restored, Saver, StepNotFound, restore
-from argosy.checkpoint.gathering import describe_arrays
+from argosy.checkpoint.state_input import describe_arrays
 from argosy.transfer import Member, State, replicated
 
 CELLS = 300_001

@@ -48,9 +48,9 @@ def test_what_is_read_is_copied_and_summed(module: ModuleType, tmp_path: Path):
     into = np.zeros(20_000, np.uint8)
     jobs = [job(4, into.ctypes.data, 4_000, 4), job(4_004, 0, 90, 8), job(0, into.ctypes.data + 9_000, 1_000)]
     with path.open("rb") as file:
-        reads = [(file.fileno(), 0, 8_192, 8_000, 0, 2, 0, 0), (file.fileno(), 16_384, 8_192, 1_000, 2, 1, 0, 0)]
-        answer = module.read_files(packed(*reads), packed(*jobs), b"", 2)
-        short = module.read_files(packed((file.fileno(), 16_384, 8_192, 8_000, 0, 1, 0, 0)), packed(jobs[0]), b"", 1)
+        reads = [(file.fileno(), 0, 8_192, 8_000, 0, 2), (file.fileno(), 16_384, 8_192, 1_000, 2, 1)]
+        answer = module.read_files(packed(*reads), packed(*jobs), 2)
+        short = module.read_files(packed((file.fileno(), 16_384, 8_192, 8_000, 0, 1)), packed(jobs[0]), 1)
     assert struct.unpack("<2q", answer[:16]) == (8_192, 20_000 - 16_384)
     assert into[:4_000].tobytes() == data[4:4_004]
     assert into[9_000:10_000].tobytes() == data[16_384:17_384]
@@ -84,9 +84,9 @@ def test_errors_keep_their_number(module: ModuleType, tmp_path: Path):
     assert caught.value.errno == errno.ENOSPC
     os.close(full)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        module.read_files(packed((1 << 29, 0, 4_096, 1, 0, 0, 0, 0)), b"", b"", 1)
-    with pytest.raises(ValueError, match="sends that do not exist"):
-        module.read_files(packed((0, 0, 4_096, 1, 0, 1, 0, 0)), b"", b"", 1)
+        module.read_files(packed((1 << 29, 0, 4_096, 1, 0, 0)), b"", 1)
+    with pytest.raises(ValueError, match="jobs that do not exist"):
+        module.read_files(packed((0, 0, 4_096, 1, 0, 1)), b"", 1)
     with pytest.raises(ValueError, match="a record has 32 bytes"):
         module.write_files(b"12345", 1)
 

@@ -85,7 +85,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "src/argosy/checkpoint/saver.py:__init__": "what a user says of saving: independent keywords, each with a default",
     "src/argosy/train/run.py:__init__": "what a user says of a run: independent keywords, each with a default",
     "src/argosy/data/loader.py:__init__": "what a user says of the input: independent keywords, each with a default",
-    "src/argosy/transfer/planning.py:reshard": "what a user says of a plan: independent keywords, each with a default",
 }
 """path:function: reason."""
 DEEP_CLASSES: dict[str, str] = {}

@@ -12,7 +12,7 @@ from console import until
 from torch import nn
 from trainings import SAMPLES, Training
 
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.core import ConfigError
 from argosy.data import Loader
 from argosy.train import Run, Step, read_log

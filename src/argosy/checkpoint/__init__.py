@@ -3,22 +3,22 @@
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
-from argosy.checkpoint.asking import checked_keep
-from argosy.checkpoint.committing import prune_steps
-from argosy.checkpoint.fitting import Wish
+from argosy.checkpoint.arguments import checked_keep
+from argosy.checkpoint.commit_step import prune_steps
 from argosy.checkpoint.format import CorruptShard, StepNotFound, Unreadable
-from argosy.checkpoint.gathering import begin_series
-from argosy.checkpoint.inspecting import StepInfo, TensorInfo, diff, list_steps, opened, plain_values, tensors, verify
 from argosy.checkpoint.jobs import Handle
 from argosy.checkpoint.keeper.client import Keeping
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.checkpoint.plain import in_a_line
-from argosy.checkpoint.reading import ELSEWHERE
-from argosy.checkpoint.restoring import Restored, restore
+from argosy.checkpoint.rank_exchange import begin_series
+from argosy.checkpoint.restore_plan import Wish
+from argosy.checkpoint.restore_step import Restored, restore
 from argosy.checkpoint.retention import Cadence, KeepBack, KeepBest, KeepEvery, KeepLast, best_interval_s
 from argosy.checkpoint.saver import Mark, Saver
 from argosy.checkpoint.snapshot import TornSnapshot
+from argosy.checkpoint.step_index import ELSEWHERE
+from argosy.checkpoint.step_info import StepInfo, TensorInfo, diff, list_steps, opened, plain_values, tensors, verify
 from argosy.checkpoint.stores import foreign_kind
 from argosy.checkpoint.whole_save import save_whole
 

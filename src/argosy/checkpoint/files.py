@@ -56,6 +56,7 @@ class LocalFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.is_direct = True
         self._open: dict[str, int] = {}
         self._lock = Lock()
 
@@ -81,13 +82,14 @@ class LocalFiles:
         return (self.directory / path).stat().st_size
 
     def descriptor(self, path: str) -> int:
-        """A file to be read past the page cache; open until `close`."""
+        """A file to be read, past the page cache unless others read it too; open until `close`."""
         fd = self._open.get(path)
         if fd is None:
             with self._lock:
                 fd = self._open.get(path)
                 if fd is None:
-                    fd = self._open[path] = open_direct(self.directory / path, os.O_RDONLY)
+                    make = open_direct if self.is_direct else os.open
+                    fd = self._open[path] = make(self.directory / path, os.O_RDONLY)
         return fd
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:

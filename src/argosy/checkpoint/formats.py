@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from argosy.checkpoint.asking import STEP_MAX
+from argosy.checkpoint.arguments import STEP_MAX
 from argosy.checkpoint.dcp import read_dcp, reason_of, write_dcp
-from argosy.checkpoint.differing import without_equals
 from argosy.checkpoint.format import StepNotFound
 from argosy.checkpoint.hf import CONFIG, read_config, read_hf, write_hf
-from argosy.checkpoint.inspecting import list_steps
 from argosy.checkpoint.nested import MODELS, nested, of_modules, state_of
-from argosy.checkpoint.reading import ELSEWHERE, Step
-from argosy.checkpoint.restoring import Restored, restore
+from argosy.checkpoint.per_rank_values import without_equals
+from argosy.checkpoint.restore_step import Restored, restore
 from argosy.checkpoint.retention import KeepEvery
 from argosy.checkpoint.saver import Saver, warn
-from argosy.checkpoint.searching import Search
+from argosy.checkpoint.step_index import ELSEWHERE, Step
+from argosy.checkpoint.step_info import list_steps
+from argosy.checkpoint.step_search import Search
 from argosy.core import ArgosyError, ConfigError
 from argosy.transfer import holds_values
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from threading import Event, Thread, current_thread
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Habits
 from argosy.checkpoint.format import Draft, Entry
-from argosy.checkpoint.gathering import without_collection
 from argosy.checkpoint.keeper.messages import Overtaken
 from argosy.checkpoint.operations import segment_name
+from argosy.checkpoint.own_writer import Writer
 from argosy.checkpoint.owner import LEAVE_S, Claim, disclaim
 from argosy.checkpoint.snapshot import COPY_S, Snapshot
-from argosy.checkpoint.writing import Writer
+from argosy.checkpoint.state_input import without_collection
+from argosy.checkpoint.write_plan import Habits
 
 EXIT_S, EXIT_SAY_S = 60.0, 3.0
 BEGIN_S = 0.1

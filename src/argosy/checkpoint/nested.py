@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from argosy.checkpoint.numbering import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
-from argosy.checkpoint.reading import Step
+from argosy.checkpoint.numbered_state import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
+from argosy.checkpoint.step_index import Step
 from argosy.core import ConfigError
 from argosy.transfer import (
-    BLOCKS_NOTE,
-    NOTES,
+    WRAPPED_NOTE,
     Member,
     State,
     Unit,
@@ -77,7 +76,8 @@ def _optimizers(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
         options = grown(dict(info.options), tensors.__getitem__)
         own = kept.get(name, {}) | options.pop("state", {})
         options.pop("class", None)  # Others' formats have no place for it.
-        own |= {key: options.pop(key) for key in list(options) if key in NOTES}  # They differ, in one group too.
+        if WRAPPED_NOTE in options:  # It differs, in one group too.
+            own[WRAPPED_NOTE] = options.pop(WRAPPED_NOTE)
         if not own and not options:
             continue
         one = found.setdefault(options.pop("optimizer", "optimizer"), {"state": {}, "param_groups": []})
@@ -251,12 +251,13 @@ def _add_optimizer(state: State, title: str, one: Mapping[str, Any]) -> None:
             for key, value in one.get("state", {}).get(name, {}).items():
                 if isinstance(value, torch.Tensor):
                     unit.members[key] = _of_optimizer(key, value, shape)
-                elif key in NOTES:
+                elif key == WRAPPED_NOTE:
                     unit.options[key] = _option(value)
                 else:
                     unit.options.setdefault("state", {})[key] = _option(value)
-            for key in unit.options.get(BLOCKS_NOTE, {}):
-                unit.members[key] = replace(unit.members[key], kind="blocked")
+            for key, note in unit.options.get(WRAPPED_NOTE, {}).items():
+                for each in (f"{key}.{part}" for part in note["blocks"]):
+                    unit.members[each] = replace(unit.members[each], kind="blocked")
 
 
 def _option(value: Any) -> Any:

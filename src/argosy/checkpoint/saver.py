@@ -6,6 +6,7 @@ saver.save({"model": model, "optimizer": optimizer}, step)
 
 import os
 import queue
+import sys
 import time
 import traceback
 import weakref
@@ -14,13 +15,13 @@ from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
+from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Arrangement, Habits, form_of
-from argosy.checkpoint.asking import (
+from argosy.checkpoint.arguments import (
     checked_cadence,
     checked_keep,
     checked_keeping,
@@ -28,25 +29,27 @@ from argosy.checkpoint.asking import (
     checked_step,
     checked_tags,
 )
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import Draft, UnitInfo, step_name
-from argosy.checkpoint.gathering import as_state, exchanged, place, run_begun_at, session, without_collection
 from argosy.checkpoint.jobs import Handle, Job, at_exit, drop, under_way, warn, work
 from argosy.checkpoint.keeper.client import Keeping, KeptWriter, default_keeping
 from argosy.checkpoint.keeper.messages import Overtaken
+from argosy.checkpoint.own_writer import OwnWriter, Writer
 from argosy.checkpoint.owner import Claim, claim, disclaim, take
-from argosy.checkpoint.pacing import Pace, failure_rate
+from argosy.checkpoint.rank_exchange import exchanged, place, run_begun_at, session
 from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
-from argosy.checkpoint.searching import newest_of
+from argosy.checkpoint.save_interval import Pace, failure_rate
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
-from argosy.checkpoint.stepping import place_in_step
+from argosy.checkpoint.state_input import as_state, without_collection
+from argosy.checkpoint.step_search import newest_of
 from argosy.checkpoint.stores import is_url, located, open_store
-from argosy.checkpoint.writing import OwnWriter, Writer
+from argosy.checkpoint.write_plan import Arrangement, Habits, form_of
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.transfer import Role, State, Unit, checked_roles
 
-FLAG = "in a signal handler set a flag, and save when the loop comes by"
+FLAG = "set a flag, and save when the loop comes by"
+OPTIMIZER = os.path.join("torch", "optim", "optimizer.py")
 
 
 class _Wanted(NamedTuple):
@@ -64,6 +67,8 @@ class Mark(NamedTuple):
     saves: int
     newest: tuple[int, int] = (0, -1)
     """Era and step of the newest that is there, or is being saved."""
+    is_kept: bool = True
+    """Whether they have a keeper still."""
 
 
 class Saver:
@@ -96,7 +101,8 @@ class Saver:
         self._claim = claim(place_, "{0.filename}:{0.lineno}".format(traceback.extract_stack(limit=2)[0]))
         try:
             self._session = session(self.size) if like is None else like.session
-            self._writer = self._open(path, policies, checked_keeping(keeping) or default_keeping())
+            wanted = (checked_keeping(keeping) or default_keeping()) if like is None or like.is_kept else None
+            self._writer = self._open(path, policies, wanted)
             self._newest = self._agreed_newest(path) if like is None else like.newest
         except BaseException:
             disclaim(self._claim)
@@ -127,7 +133,7 @@ class Saver:
         store = open_store(path, new=True)
         self._committer = Committer(store, self.rank, self.size, keep, self._say)
         if keeping is not None:
-            writer, faults = self._agree(lambda: KeptWriter(self._committer, keeping, path), PeerLost)
+            writer, faults = self._agree(self._kept(keeping, path), PeerLost)
             if writer is not None and not faults:
                 return writer
             if writer is not None:
@@ -144,6 +150,10 @@ class Saver:
         writer, _ = self._agree(own, ())
         assert writer is not None
         return writer
+
+    def _kept(self, keeping: Keeping, path: str) -> Callable[[], Writer]:
+        """Who joins the others in the middle has their keeper, not a new one."""
+        return lambda: KeptWriter(self._committer, keeping, path, may_start=not self._alone)
 
     def _agree(
         self, make: Callable[[], Writer], bearable: type[ArgosyError] | tuple[()]
@@ -167,7 +177,8 @@ class Saver:
     @property
     def mark(self) -> "Mark":
         """What a rank needs that joins the others in the middle: it makes its saver `like` theirs."""
-        return Mark(self._session, self._count, self._newest)
+        is_kept = not isinstance(self._writer, KeptWriter) or self._writer.is_kept
+        return Mark(self._session, self._count, self._newest, is_kept)
 
     def save(
         self,
@@ -189,8 +200,8 @@ class Saver:
         has the error.
 
         Raises:
-            ConfigError: something of it cannot be kept, or is no step, metric, tag or role; or it is called in the
-                middle of an optimizer's step or of another save, as a signal handler may be.
+            ConfigError: something of it cannot be kept, or is no step, metric, tag or role; or it is called inside
+                an optimizer's step, its hooks or its closure, or inside another save, as a signal handler may be.
         """
         if self._closed:
             raise ConfigError("this saver is closed")
@@ -205,8 +216,8 @@ class Saver:
         number = checked_step(self._at if step is None else step)
         checked_roles(roles)
         wanted = _Wanted(checked_tags(tag), checked_metrics(metrics), roles)
-        if (moment := place_in_step()) == "middle":
-            raise ConfigError("save was called in the middle of an optimizer's step, when it is half done", hint=FLAG)
+        if _is_in_step():
+            raise ConfigError("save was called inside an optimizer's step, when it may be half done", hint=FLAG)
         with self._lock:
             if self._is_saving:
                 raise ConfigError("save was called while this thread is in save", hint=FLAG)
@@ -214,11 +225,11 @@ class Saver:
             try:
                 self._miss_metrics(number, wanted.metrics)
                 era = self._era_of(number) if era is None else era
-                return self._save(state, number, wanted, era, may_wait=moment == "outside")
+                return self._save(state, number, wanted, era)
             finally:
                 self._is_saving = False
 
-    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int, *, may_wait: bool) -> Handle:
+    def _save(self, state: Any, number: int, wanted: "_Wanted", era: int) -> Handle:
         begun = time.monotonic()
         # Whatever becomes of it: ranks call their saves by the same numbers.
         self._count += 1
@@ -232,7 +243,7 @@ class Saver:
             handle.copied.set_exception(error)
             handle.durable.set_exception(error)
             return handle
-        self._fence(described, snapshot, may_wait=may_wait)
+        self._fence(described, snapshot)
         self._pace.saved(number)
         self._pace.lost(time.monotonic() - begun)
         return handle
@@ -287,10 +298,9 @@ class Saver:
             under_way[self._path] = self._handles
         return described, job.snapshot
 
-    def _fence(self, state: State, snapshot: Snapshot, *, may_wait: bool) -> None:
-        """Wait for the copy before the state changes; at once if nobody can tell when that is, or it may be now:
-        hooks cannot be changed while they are called."""
-        if not state.fences or not may_wait:
+    def _fence(self, state: State, snapshot: Snapshot) -> None:
+        """Wait for the copy before the state changes; at once if nobody can tell when that is."""
+        if not state.fences:
             snapshot.wait()
             return
 
@@ -394,6 +404,16 @@ class Saver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_in_step() -> bool:
+    """Whether this thread is inside `Optimizer.step`, which torch wraps: in a hook, a closure, or a signal handler."""
+    frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename.endswith(OPTIMIZER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def draft_of(state: State, arranged: Arrangement, step: int, name: str, roles: Collection[Role] | None = None) -> Draft:

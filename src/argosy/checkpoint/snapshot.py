@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Arrangement
+from argosy.checkpoint.write_plan import Arrangement
 from argosy.core import ArgosyError, DeadlinePassed
 from argosy.transfer import Progress, State, is_plain
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.arranging import Arrangement, Habits
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import step_name
 from argosy.checkpoint.jobs import Handle, Job, warn
 from argosy.checkpoint.saver import draft_of
 from argosy.checkpoint.snapshot import Snapshot
 from argosy.checkpoint.stores import located, open_store
+from argosy.checkpoint.write_plan import Arrangement, Habits
 from argosy.transfer import State
 
 

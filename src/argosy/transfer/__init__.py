@@ -1,10 +1,9 @@
-"""Tensors on the move: layouts, plans, digests, and what the state of a training consists of."""
+"""Layouts, copies and digests of tensors, and what the state of a training consists of."""
 
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
-from argosy.transfer.blocks import BLOCKS_NOTE, NOTES, Blocks, UnalignedBlocks, blocked, flat_ranges
-from argosy.transfer.boxes import Box, cut, flat_boxes, strides_of, whole
+from argosy.transfer.boxes import CHUNK_BYTES, Box, cut, flat_boxes, strides_of, whole
 from argosy.transfer.copying import (
     ZERO,
     Copy,
@@ -25,27 +24,17 @@ from argosy.transfer.layout import (
     Placement,
     Range,
     Split,
+    blocked,
     flat,
     flat_buffer,
     from_safetensors,
     replicated,
     sharded,
 )
-from argosy.transfer.mapping import (
-    Fused,
-    Made,
-    Remap,
-    Renamed,
-    SplitUp,
-    Stacked,
-    Transposed,
-    parts_by_source,
-    seen_from_source,
-)
-from argosy.transfer.planning import CHUNK_BYTES, Explained, Move, Plan, Tensor, Transfer, Uncovered, overlaps, reshard
 from argosy.transfer.trees import grown, holds_values, references, referring
 from argosy.transfer.units import (
     DTYPES,
+    WRAPPED_NOTE,
     Adoption,
     Kind,
     Member,
@@ -63,9 +52,6 @@ from argosy.transfer.units import (
 )
 
 if TYPE_CHECKING:
-    from argosy.transfer.sending import CorruptTransfer as CorruptTransfer
-    from argosy.transfer.sending import Moved as Moved
-    from argosy.transfer.sending import move as move
     from argosy.transfer.torch_state import describe as describe
     from argosy.transfer.torch_state import layout_of as layout_of
     from argosy.transfer.torch_state import torch_dtypes as torch_dtypes
@@ -74,44 +60,26 @@ if TYPE_CHECKING:
 __getattr__, _torch_names = lazy(__name__)
 
 __all__ = [
-    "BLOCKS_NOTE",
     "CHUNK_BYTES",
     "DTYPES",
-    "NOTES",
+    "WRAPPED_NOTE",
     "ZERO",
     "Adoption",
-    "Blocks",
     "Box",
     "Copy",
-    "CorruptTransfer",
-    "Explained",
-    "Fused",
     "Kind",
     "Layout",
-    "Made",
     "Member",
-    "Move",
-    "Moved",
     "Piece",
     "Placement",
-    "Plan",
     "Progress",
     "Range",
-    "Remap",
-    "Renamed",
     "Role",
     "Split",
-    "SplitUp",
     "Spot",
-    "Stacked",
     "State",
     "Sums",
     "Table",
-    "Tensor",
-    "Transfer",
-    "Transposed",
-    "UnalignedBlocks",
-    "Uncovered",
     "Unit",
     "Value",
     "add",
@@ -125,7 +93,6 @@ __all__ = [
     "flat_boxes",
     "flat_buffer",
     "flat_members",
-    "flat_ranges",
     "from_safetensors",
     "full_name",
     "grown",
@@ -133,16 +100,11 @@ __all__ = [
     "holds_values",
     "is_plain",
     "layout_of",
-    "move",
-    "overlaps",
-    "parts_by_source",
     "references",
     "referring",
     "replicated",
-    "reshard",
     "role_of",
     "rows_of",
-    "seen_from_source",
     "sharded",
     "spot",
     "strides_of",

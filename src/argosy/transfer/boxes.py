@@ -6,6 +6,9 @@ from math import prod
 
 import msgspec
 
+CHUNK_BYTES = 8 << 20
+"""Tensors are copied, verified and stored in chunks of at most so many bytes."""
+
 
 class Box(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """The cells `start[d] <= i[d] < start[d] + shape[d]`; a 0-d box has one cell."""

@@ -22,8 +22,6 @@ class Piece(msgspec.Struct, frozen=True, order=True):
     box: Box
     offset: int
     strides: tuple[int, ...]
-    tensor: str = ""
-    """The local tensor that it lies in, where that has another name."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -176,6 +174,27 @@ def flat(shape: tuple[int, ...], ranges: Iterable[Range]) -> Layout:
             pieces.append(Piece(span.rank, box, offset, strides_of(box.shape)))
             offset += box.cells
     return Layout(shape, tuple(pieces))
+
+
+def blocked(layout: Layout, size: int) -> Layout:
+    """The layout of one value per `size` cells, in row-major order, of a tensor that is cut as `layout`.
+
+    Raises:
+        ConfigError: a cut does not fall on the border of a block.
+    """
+    cells, strides = whole(layout.shape).cells, strides_of(layout.shape)
+    ranges: list[Range] = []
+    for piece in (piece for pieces in layout.held.values() for piece in pieces):
+        first = sum(at * stride for at, stride in zip(piece.box.start, strides, strict=True))
+        last = first + piece.box.cells
+        is_flat = flat_boxes(layout.shape, first, last) == [piece.box]
+        if not is_flat or first % size or (last % size and last != cells):
+            raise ConfigError(
+                f"blocks of {size} cells are cut by {piece.box} of {list(layout.shape)} on rank {piece.rank}",
+                hint="choose ranks or sizes of layers so that each rank has whole blocks",
+            )
+        ranges.append(Range(piece.rank, first // size, -(-last // size), piece.offset // size))
+    return flat((-(-cells // size),), ranges)
 
 
 def flat_buffer(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, align: int = 1) -> dict[str, Layout]:

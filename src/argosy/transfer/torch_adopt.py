@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from argosy.core import ConfigError
-from argosy.transfer.blocks import NOTES, WRAPPED_NOTE, Blocking, Blocks, UnalignedBlocks, blocking_of, from_note
-from argosy.transfer.layout import replicated
-from argosy.transfer.requantising import Requantise
+from argosy.transfer.layout import blocked, replicated
 from argosy.transfer.torch_inner import Owner
 from argosy.transfer.torch_values import from_value
 from argosy.transfer.torch_whole import Whole
 from argosy.transfer.torch_wrapped import is_dtensor, rebuilt
 from argosy.transfer.trees import grown, holds_values
-from argosy.transfer.units import Adoption, Member, State, Unit, Value, full_name, why_fixed
+from argosy.transfer.units import WRAPPED_NOTE, Adoption, Member, State, Unit, Value, full_name, why_fixed
 
 if TYPE_CHECKING:
     from argosy.transfer.torch_state import _Builder
@@ -42,7 +40,7 @@ NOTHING = object()
 TENSOR = {"parameter", "value"}
 """What a unit has its name from. Files of others do not say which is a buffer, so either goes into either."""
 LOCAL = re.compile(r"rank\d+/")
-NO_OPTIONS = {"params", "param_names", "optimizer", "class", *NOTES}
+NO_OPTIONS = {"params", "param_names", "optimizer", "class", WRAPPED_NOTE}
 """What is said of a parameter's group besides its options."""
 
 
@@ -63,8 +61,7 @@ def adopt(live: State, stored: State, builder: "_Builder") -> Adoption:
     missing = set(live.units) - taker.filled
     unused = [*taker.unused, *taker.unused_values()]
     kept = sorted(missing | taker.missing_values())
-    anew = sorted(taker.requantise)
-    return Adoption(taker.targets, taker.commit, kept, unused, taker.bare(), taker.fresh, anew, taker.merged)
+    return Adoption(taker.targets, taker.commit, kept, unused, taker.bare(), taker.fresh, taker.merged)
 
 
 class _Taker:
@@ -80,8 +77,6 @@ class _Taker:
         self.unused: list[str] = []
         self.loose: dict[str, Tensor] = {}
         self.fresh: set[str] = set()
-        self.requantise: dict[str, tuple[str, Blocking, Member, Tensor]] = {}
-        """Stored scales of other blocks: whose they are, of which, the live ones, and where they go instead."""
         self.options: dict[tuple[int, str], Value] = {}
         """Options that groups have taken over."""
         self.merged: list[str] = []
@@ -124,8 +119,6 @@ class _Taker:
             if target.layout.shape != member.layout.shape and self._belongs_to_other(unit.name, of=self.loaders):
                 self._take_loose(unit)  # A buffer of samples that has grown: its load_state_dict knows.
                 self.filled.add(place)
-                continue
-            if member.kind == "blocked" and self._has_other_blocks(unit, name, member, target):
                 continue
             fits(name, member, target)
             if target.local is None or (why := why_fixed(self.builder.arrays.get(place, target.local))) is None:
@@ -224,54 +217,6 @@ class _Taker:
         self.loose |= dict.fromkeys((unit.name, *unit.aliases), tensor)
         self.targets[unit.name] = Member("value", member.role, member.dtype, layout, tensor)
 
-    def _has_other_blocks(self, unit: Unit, name: str, member: Member, target: Member) -> bool:
-        """Whether stored scales are of other blocks than those here: then they go beside these, to be used at the end.
-
-        Raises:
-            UnalignedBlocks: nobody says what the codes mean.
-        """
-        old, new = from_note(unit.options, member.key), target.blocking
-        if old is None or new is None or old.is_as(new):
-            return False
-        blocks = new.blocks
-        codes = unit.members.get(blocks.codes)
-        if codes is None or old.shape != new.shape or not self._has_book(unit, codes, blocks):
-            raise UnalignedBlocks(
-                f"{name} has blocks of {old.size} cells in {len(old.parts) or 1} parts, here they are of {new.size} in "
-                f"{len(new.parts) or 1}",
-                hint="describe(..., blocks={key: Blocks(size, codes=..., book=...)}) says how to quantise them anew, "
-                "with a value for each code",
-            )
-        from argosy.transfer.torch_state import torch_dtypes
-
-        scales = torch.empty(member.shape, dtype=torch_dtypes[member.dtype], device="cpu")
-        layout = replicated(member.shape, (self.live.rank,))
-        self.targets[name] = Member(member.key, member.role, member.dtype, layout, scales, member.kind)
-        self.fresh.add(name)
-        self.requantise[name] = (unit.name, old, target, scales)
-        return True
-
-    def _has_book(self, unit: Unit, codes: Member, blocks: Blocks) -> bool:
-        """Whether somebody says what each code means."""
-        if isinstance(blocks.book, tuple):
-            return blocks.has_all(codes.itemsize)
-        book = unit.members.get(blocks.book)
-        return blocks.is_said(codes.dtype) and (book is None or book.shape == (1 << 8 * codes.itemsize,))
-
-    def _quantise_anew(self, name: str) -> None:
-        """Give stored values the blocks that are here, once their codes are."""
-        unit, old, target, scales = self.requantise[name]
-        new = target.blocking
-        assert new is not None
-        codes, book = self.targets[full_name(unit, new.blocks.codes)], new.blocks.book
-        if codes.local is None or target.local is None or not codes.local.numel():
-            return
-        values = (self.targets[full_name(unit, book)].local if isinstance(book, str) else book) if book else None
-        Requantise(
-            codes=codes.local, scales=target.local, old_scales=scales, book=values, old=old, new=new,
-            layout=codes.layout, rank=self.live.rank,
-        ).run()  # fmt: skip
-
     def _wrap(self, unit: Unit, place: str) -> None:
         """Make tensors that consist of others of those that were made for it."""
         made = self.created.get(place, {})
@@ -310,7 +255,7 @@ class _Taker:
         if owner is None or member.key in TENSOR:
             return None
         parameter = self.builder.parameters[place]
-        dtype, blocking = torch_dtypes[member.dtype], None
+        dtype = torch_dtypes[member.dtype]
         if owner.rank is not None and owner.rank != self.live.rank:
             shape = tuple(parameter.shape) if member.kind == "same" else member.shape
             return Member(member.key, member.role, member.dtype, replicated(shape, (owner.rank,)), None, member.kind)
@@ -318,11 +263,11 @@ class _Taker:
             tensor = torch.empty_like(parameter.detach(), dtype=dtype)
             layout, part = layout_of(tensor, self.live.size)
         elif member.kind == "blocked":
-            cut = layout_of(parameter, self.live.size)[0]
-            layout, blocking = blocking_of(cut, self._blocks_of(unit, member.key))
+            outer, _, part = member.key.rpartition(".")
+            size = unit.options[WRAPPED_NOTE][outer]["blocks"][part]
+            layout = blocked(layout_of(parameter, self.live.size)[0], size)
             cells = sum(piece.box.cells for piece in layout.by_rank.get(self.live.rank, ()))
             tensor = part = torch.zeros(cells, dtype=dtype, device=parameter.device)
-            self._check_wrapped(unit, member.key, _part(parameter).numel(), blocking.size)
         else:
             on_device = member.kind != "scalar" or owner.group.get("capturable") or owner.group.get("fused")
             device = parameter.device if on_device else "cpu"
@@ -331,30 +276,7 @@ class _Taker:
         self.created.setdefault(place, {})[member.key] = tensor
         if owner.rank is not None:
             layout = replicated(tuple(tensor.shape), (owner.rank,))
-        return Member(member.key, member.role, NAMES[part.dtype], layout, part, member.kind, blocking)
-
-    def _blocks_of(self, unit: Unit, key: str) -> Blocks:
-        old = from_note(unit.options, key)
-        found = self.builder.blocks.get(key) or (old.blocks if old is not None else None)
-        if found is None:
-            raise ConfigError(
-                f"{full_name(unit.name, key)} has a value for several cells each, nobody says how many",
-                hint=f"describe(..., blocks={{{key!r}: ...}})",
-            )
-        return found
-
-    def _check_wrapped(self, unit: Unit, key: str, cells: int, size: int) -> None:
-        """Whole blocks are all that tensors can have which consist of codes and scales.
-
-        Raises:
-            UnalignedBlocks: here would be less.
-        """
-        if cells % size and any(key.startswith(f"{outer}.") for outer in unit.options.get(WRAPPED_NOTE, {})):
-            raise UnalignedBlocks(
-                f"{full_name(unit.name, key)} goes with blocks of {size} cells, rank {self.live.rank} has {cells} here",
-                hint="choose ranks or shard sizes that are multiples of the block, or begin moments anew: "
-                'roles={"parameter", "buffer"}, fresh=True',
-            )
+        return Member(member.key, member.role, NAMES[part.dtype], layout, part, member.kind)
 
     def commit(self) -> None:
         """Make what was filled the live state."""
@@ -362,8 +284,6 @@ class _Taker:
             owner = self.builder.owners.get(place)
             if owner is not None:
                 self._commit_optimizer(self.stored.units[stored_name], place, owner)
-        for name in self.requantise:
-            self._quantise_anew(name)
         for name, thing in self.builder.others.items():
             content = self.contents[name]
             if content is not NOTHING:

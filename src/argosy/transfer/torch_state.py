@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
-from argosy.transfer.blocks import BLOCKS_NOTE, WRAPPED_NOTE, Blocks, blocking_of, note_of
-from argosy.transfer.layout import Layout, Placement, Split, replicated, sharded
+from argosy.transfer.layout import Layout, Placement, Split, blocked, replicated, sharded
 from argosy.transfer.torch_extra import check_modules, extras_of
 from argosy.transfer.torch_inner import Owner, holder_of, inner_of, rank_of
 from argosy.transfer.torch_values import DEPTH, SURROGATE, is_option, is_value, key_of, value_of
 from argosy.transfer.torch_whole import KINDS, Whole
-from argosy.transfer.torch_wrapped import BOOK, PLAIN, bare, blocks_in, check_cut, is_dtensor, is_short, noted, opened
+from argosy.transfer.torch_wrapped import BOOK, PLAIN, bare, is_dtensor, is_short, noted, opened
 from argosy.transfer.units import (
+    WRAPPED_NOTE,
     Adoption,
     Kind,
     Member,
@@ -50,14 +50,12 @@ def describe(
     optimizers: Optimizer | Iterable[Optimizer] | Mapping[str, Optimizer] = (),
     *,
     others: Mapping[str, Any] | None = None,
-    blocks: Mapping[str, int | Blocks] | None = None,
     local: Collection[str] = (),
     ranks: tuple[int, int] | None = None,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
-    Plain tensors count as replicated over all ranks, DTensors as their placements say. `blocks` maps the key of an
-    optimizer's tensor of scales to its block size, or to `Blocks`, which also say what it scales; `local` names
+    Plain tensors count as replicated over all ranks, DTensors as their placements say. `local` names
     entries of `others` that each rank keeps for itself (random generators, cursors). `ranks` is (rank, size);
     torch.distributed's if it is initialised.
 
@@ -69,8 +67,7 @@ def describe(
     """
     rank, size = ranks or _place()
     state = State(rank, size)
-    sizes = {key: each if isinstance(each, Blocks) else Blocks(each) for key, each in (blocks or {}).items()}
-    builder = _Builder(state, sizes, others)
+    builder = _Builder(state, others)
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
@@ -157,8 +154,8 @@ def _without_memory(tensor: Tensor) -> str | None:
 class _Builder:
     """Collects units, and remembers which live object each came from."""
 
-    def __init__(self, state: State, blocks: dict[str, Blocks], home: Mapping[str, Any] | None = None) -> None:
-        self.state, self.blocks, self.home = state, blocks, home
+    def __init__(self, state: State, home: Mapping[str, Any] | None = None) -> None:
+        self.state, self.home = state, home
         self._plain: dict[torch.Size, Layout] = {}
         self.names: dict[int, str] = {}
         self.origins: dict[str, str] = {}
@@ -287,7 +284,6 @@ class _Builder:
                     self._add_state(unit, key, value, parameter)
                     if rank is not None:
                         self._only_on(rank, unit, key)
-                self._check_blocks(unit)
 
     def _only_on(self, rank: int, unit: Unit, key: str) -> None:
         """State that one rank has for all."""
@@ -304,41 +300,20 @@ class _Builder:
 
     def _add_state(self, unit: Unit, key: str, value: Any, parameter: Tensor) -> None:
         if isinstance(value, Tensor):
-            if key in self.blocks:
-                self._add_scales(unit, key, value, layout_of(parameter, self.state.size)[0], self.blocks[key])
-                return
             if type(value) not in PLAIN and self._add_wrapped(unit, key, value):
                 return
+            is_cut = is_dtensor(parameter) and not is_dtensor(value) and value.numel() > 1
+            if is_cut and len(layout_of(parameter, self.state.size)[0].replicas) > 1:
+                raise ConfigError(
+                    f"{full_name(unit.name, key)} cannot be kept: its parameter is cut over ranks, it does not say how",
+                    hint="an optimizer whose state are DTensors can be kept",
+                )
             kind = "same" if value.is_nested else kind_of(value.shape, parameter.shape)
             unit.members[key] = self.member(unit.name, key, role_of(key, value.shape), value, kind)
         elif is_value(value):
             unit.options.setdefault("state", {})[key] = value_of(value)
         else:
             raise ConfigError(f"optimizer state of {unit.name} cannot be kept: {key} is a {type(value).__name__}")
-
-    def _check_blocks(self, unit: Unit) -> None:
-        """See to it that scales name codes and a book that are there."""
-        for key, member in unit.members.items():
-            blocks = member.blocking.blocks if member.blocking else Blocks(1)
-            for named in (blocks.codes, blocks.book):
-                if named and isinstance(named, str) and named not in unit.members:
-                    there = ", ".join(sorted(unit.members))
-                    raise ConfigError(
-                        f"Blocks of {full_name(unit.name, key)} name {named!r}", hint=f"there are {there}"
-                    )
-
-    def _add_scales(self, unit: Unit, key: str, value: Tensor, layout: Layout, blocks: Blocks) -> None:
-        """One value per block of a tensor that is cut as `layout`."""
-        scales, blocking = blocking_of(layout, blocks)
-        cells = sum(piece.box.cells for piece in scales.by_rank.get(self.state.rank, ()))
-        if value.numel() != cells:
-            raise ConfigError(
-                f"{full_name(unit.name, key)} has {value.numel()} values, for blocks of {blocks.size} cells it would "
-                f"have {cells}"
-            )
-        member = Member(key, "moment", NAMES[value.dtype], scales, value, "blocked", blocking)
-        unit.members[key] = member
-        unit.options.setdefault(BLOCKS_NOTE, {})[key] = note_of(blocking)
 
     def _add_wrapped(self, unit: Unit, key: str, value: Tensor) -> bool:
         """A tensor that consists of others is known by these; False: it does not."""
@@ -348,22 +323,21 @@ class _Builder:
         inner = opened(part)
         if inner is None:
             return False
-        check_cut(full_name(unit.name, key), inner, layout)
-        name, blocks = full_name(unit.name, key), blocks_in(key, inner, part.numel())
+        name = full_name(unit.name, key)
+        note = noted(name, part)
         for each, tensor in inner.items():
             self.claim(f"{name}.{each}", f"a part of {name}")
-            if each in blocks:
-                self._add_scales(unit, f"{key}.{each}", tensor, layout, blocks[each])
-                continue
             member = self.member(unit.name, f"{key}.{each}", role_of(key, tensor.shape), tensor, "reduced")
-            if tensor.shape != part.shape and part.shape != value.shape and each != BOOK:
+            if each in note["blocks"]:
+                member = msgspec.structs.replace(member, layout=blocked(layout, note["blocks"][each]), kind="blocked")
+            elif tensor.shape == part.shape:
+                member = msgspec.structs.replace(member, layout=layout, kind="same")
+            elif part.shape != value.shape and each != BOOK:
                 raise ConfigError(
                     f"{name} cannot be kept: it is cut over ranks, and nobody says how its {each} goes with it"
                 )
-            if tensor.shape == part.shape:
-                member = msgspec.structs.replace(member, layout=layout, kind="same")
             unit.members[f"{key}.{each}"] = member
-        unit.options.setdefault(WRAPPED_NOTE, {})[key] = noted(name, part)
+        unit.options.setdefault(WRAPPED_NOTE, {})[key] = note
         return True
 
     def add_other(self, name: str, thing: Any, *, is_local: bool) -> None:

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from argosy.core import ConfigError
-from argosy.transfer.blocks import Blocks
-from argosy.transfer.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 PLAIN = (Tensor, nn.Parameter)
 BOOK = "qmap"
+"""What torchao calls the table of what its codes mean; each rank has all of it."""
+BLOCKED = ("codes", "scale")
+"""Parts that may have one value for several cells: packed codes, and scales."""
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -54,36 +55,10 @@ def is_short(tensor: Tensor) -> bool:
     return bool(tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
-def check_cut(name: str, inner: Mapping[str, Tensor], layout: Layout) -> None:
-    """See to it that each rank has such a tensor: optimizers keep a part as plain numbers that is no whole blocks.
-
-    Raises:
-        ConfigError: one has no whole blocks.
-    """
-    codes, scales = inner.get("codes"), inner.get("scale")
-    if codes is None or scales is None or not scales.numel():
-        return
-    for rank in layout.ranks:
-        cells = sum(piece.box.cells for piece in layout.held.get(rank, ()))
-        size = max(1, codes.numel() // scales.numel())
-        if cells % size:
-            raise ConfigError(
-                f"{name} cannot be kept: it is in blocks of {size} cells here, and rank {rank} has {cells} cells",
-                hint="choose ranks or sizes of layers so that each rank has whole blocks",
-            )
-
-
-def blocks_in(key: str, inner: Mapping[str, Tensor], cells: int) -> dict[str, Blocks]:
-    """Which of a wrapped tensor's parts have a value for several cells each: `codes` of less than a byte, `scale`."""
-    found: dict[str, Blocks] = {}
-    codes, scales = inner.get("codes"), inner.get("scale")
-    if codes is None or scales is None or scales.dim() != 1:
-        return found
-    if packed := codes.numel() != cells:
-        found["codes"] = Blocks(max(1, cells // max(1, codes.numel())))
-    size = max(1, cells // max(1, scales.numel()))
-    found["scale"] = Blocks(size) if packed else Blocks(size, f"{key}.codes", f"{key}.{BOOK}" if BOOK in inner else "")
-    return found
+def blocks_in(inner: Mapping[str, Tensor], cells: int) -> dict[str, int]:
+    """How many cells go with one value of a wrapped tensor's parts, where it is more than one."""
+    sizes = {name: cells // inner[name].numel() for name in BLOCKED if name in inner and inner[name].numel()}
+    return {name: size for name, size in sizes.items() if size > 1 and size * inner[name].numel() == cells}
 
 
 def noted(name: str, tensor: Any) -> dict[str, Any]:
@@ -94,8 +69,12 @@ def noted(name: str, tensor: Any) -> dict[str, Any]:
     """
     names, context = tensor.__tensor_flatten__()
     kind = type(tensor)
-    said = _said(name, context, tuple(tensor.shape))
-    return {"class": f"{kind.__module__}:{kind.__qualname__}", "parts": list(names), "context": said}
+    return {
+        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "parts": list(names),
+        "blocks": blocks_in({each: getattr(tensor, each) for each in names}, tensor.numel()),
+        "context": _said(name, context, tuple(tensor.shape)),
+    }
 
 
 def _said(name: str, value: Any, shape: tuple[int, ...]) -> dict[str, Any]:

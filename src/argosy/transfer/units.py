@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from argosy.core import ConfigError
-from argosy.transfer.blocks import Blocking
 from argosy.transfer.boxes import has_shared_cells
 from argosy.transfer.layout import Layout, Piece, flat_buffer
 
@@ -26,6 +25,8 @@ DTYPES = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8, "C128": 16,
 }  # fmt: skip
 """Bytes of a cell by its safetensors name; C128 is ours."""
+WRAPPED_NOTE = "$wrapped"
+"""The option of a unit that says how to rebuild its tensors that consist of other tensors."""
 
 
 class Member(msgspec.Struct, frozen=True, eq=False):
@@ -41,8 +42,6 @@ class Member(msgspec.Struct, frozen=True, eq=False):
     layout: Layout
     local: Any = None
     kind: Kind = "same"
-    blocking: Blocking | None = None
-    """Of scales: what they are the scales of."""
 
     @property
     def itemsize(self) -> int:
@@ -103,8 +102,6 @@ class Adoption:
     """Parameters that an optimizer has here, and that were stored without one: their moments would begin anew."""
     fresh: set[str] = field(default_factory=set[str])
     """Targets in memory that is nobody's before the commit."""
-    requantised: list[str] = field(default_factory=list[str])
-    """Stored scales of other blocks than are here: their values are quantised anew by `commit`."""
     merged: list[str] = field(default_factory=list[str])
     """Options that were stored of several groups and are one here, found by `commit`: the last of them counts."""
 

@@ -10,7 +10,7 @@ import msgspec
 import setproctitle
 
 from argosy.checkpoint.keeper.service import Config, Keeper
-from argosy.checkpoint.keeper.starting import READY, beside, ensure_peer, forget_lock
+from argosy.checkpoint.keeper.start_keeper import READY, beside, forget_lock
 from argosy.core import ArgosyError
 
 
@@ -26,13 +26,12 @@ def leave_cgroup() -> None:
 
 
 def say(line: str) -> None:
-    """Tell the starter, in one write: two processes do."""
+    """Tell the starter."""
     os.write(1, f"{line}\n".encode())
 
 
 def main() -> None:
-    if keeper := os.fork():
-        say(str(keeper))
+    if os.fork():
         os._exit(0)  # The starter waits for this one; the keeper is nobody's child.
     leave_cgroup()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,8 +40,6 @@ def main() -> None:
     setproctitle.setproctitle(f"argosy: keeper of {config.place} at {config.socket}")
     os.chdir("/")
     try:
-        if config.peer:
-            ensure_peer(config)
         keeper = Keeper(config)
     except (ArgosyError, OSError) as error:
         say(str(error))

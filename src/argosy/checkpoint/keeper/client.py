@@ -1,14 +1,14 @@
 """A rank's side of the keeper: start one if there is none, borrow its memory, hand snapshots over, hear of them.
 
-K1  A keeper that dies costs no save: what it had not committed the ranks commit themselves, from the same memory.
-K2  One that does not answer counts as dead until it does, so a save waits a few seconds for it, once. It is joined
-    again only when nothing is written from memory that it may lend again.
-K3  New ranks cannot do without it, as it holds the directory: one that does not answer them is killed and replaced.
+K1  A keeper that dies costs no save: what it had not committed the ranks commit themselves, from the same memory. They
+    save without one until the next launch.
+K2  One that does not answer is killed, so that all ranks lose it at once.
 """
 
 import contextlib
 import os
 import select
+import signal
 import time
 from dataclasses import dataclass
 from threading import Condition, Thread, current_thread
@@ -18,12 +18,10 @@ import msgspec
 import psutil
 
 from argosy.checkpoint.arena import Arena, memory_of
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import ROOT, Draft, digest, unseal
-from argosy.checkpoint.keeper.life import Life, default_life, peer_path, socket_path
-from argosy.checkpoint.keeper.memory import Memory, close_all
+from argosy.checkpoint.keeper.life import Life, default_life, socket_path
 from argosy.checkpoint.keeper.messages import (
-    Apart,
     Bye,
     Durable,
     Failed,
@@ -35,16 +33,14 @@ from argosy.checkpoint.keeper.messages import (
     Look,
     Overtaken,
     Refused,
-    Returned,
     Said,
     Torn,
-    Welcome,
     keeper_decoder,
 )
-from argosy.checkpoint.keeper.starting import START_S, ensure
-from argosy.checkpoint.owner import DirectoryInUse
+from argosy.checkpoint.keeper.start_keeper import START_S, ensure
+from argosy.checkpoint.own_writer import LEND_TIMEOUT_S, Done, OwnWriter, Snapshotting
+from argosy.checkpoint.owner import DirectoryInUse, take
 from argosy.checkpoint.stores import is_url
-from argosy.checkpoint.writing import LEND_TIMEOUT_S, Done, Snapshotting
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import Link, connect, here
 
@@ -52,13 +48,10 @@ if TYPE_CHECKING:
     from argosy.checkpoint.keeper.service import Config
 
 CLOSE_S = 5.0
-AGAIN_S = 5.0
-"""After a keeper could not be had, the next try."""
-HELLO_S = 5.0
 ASK_S = 1.0
 """Who waits for a keeper that has said nothing for so long asks it for a word."""
-SILENT_S = 3.0
-"""Without a word for so long, it counts as lost."""
+SILENT_S = 10.0
+"""A keeper without a word for so long is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +60,8 @@ class Keeping:
 
     bytes_max: int | None = None
     """Of its memory; half of what is available when it starts if not given."""
-    peer: bool = False
-    """Ship every snapshot to a second keeper as well."""
     life: Life | None = None
-    """How long it lives: as the run under `argosy run`, else as the process that started this one."""
+    """The run that it lives as long as; that of `argosy run` if not given."""
 
     def __post_init__(self) -> None:
         size: Any = self.bytes_max
@@ -84,7 +75,7 @@ def default_keeping() -> Keeping | None:
 
 
 class _Submitted(NamedTuple):
-    """Whoever holds one uses its arena."""
+    """A snapshot that the keeper has, and has not committed."""
 
     draft: Draft
     arena: Arena
@@ -92,119 +83,97 @@ class _Submitted(NamedTuple):
     is_given_up: bool = False
     """A rank was replaced: without the keeper it cannot become whole."""
 
-    @property
-    def turn(self) -> str:
-        """All ranks write what they have to in this order."""
-        return self.draft.name.rpartition("-")[2]
-
 
 class KeptWriter:
     """Borrows arenas from the keeper, and has it commit what lies in them."""
 
-    def __init__(self, committer: Committer, keeping: Keeping, path: str) -> None:
-        self.committer, self._keeping = committer, keeping
-        committer.store.say = committer.say
+    def __init__(self, committer: Committer, keeping: Keeping, path: str, *, may_start: bool = True) -> None:
         life = keeping.life or default_life()
-        self._path, self._life, self._place = socket_path(path, life), life, os.path.abspath(path)
-        if is_url(path):
-            self._place = path
+        if life is None:
+            raise ConfigError("a keeper ends with its run, and there is none", hint="start the script by `argosy run`")
+        self.committer, self._own = committer, OwnWriter(committer)
+        self._path, self._place = socket_path(path, life), path if is_url(path) else os.path.abspath(path)
         self._changed = Condition()
-        self._answers: list[tuple[FromKeeper, list[int]]] = []
+        self._answers: list[tuple[Lent, list[int]]] = []
         self._submitted: dict[str, _Submitted] = {}
-        """What the keeper has, and has not committed."""
-        self._here: list[_Submitted] = []
-        """What this rank commits itself."""
-        self._memory = Memory()
-        self._link: Link[FromKeeper] | None = None
+        self._lent: dict[int, Arena] = {}
+        """Memory of the keeper's, by its slots."""
+        self._used: set[Arena] = set()
+        """Those of them that are being filled, or written: native code has their address."""
         self._is_lending = self._is_closing = self._has_left = False
-        self._tried_at = -AGAIN_S
-        self._fault = self._refusal = ""
-        self._seeker = Thread(target=self._rejoin)  # Each is started when it is needed.
-        self._join()
+        self._link: Link[FromKeeper] | None = self._joined(self._config(keeping, life), may_start)
+        self._listener = Thread(target=self._listen, args=(self._link,), name="argosy-kept", daemon=True)
+        self._listener.start()
 
-    def _join(self, *, is_again: bool = False) -> None:
-        """Connect, to a new keeper if need be; `is_again`: to one that was lost, and may answer later.
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a keeper still."""
+        return self._link is not None
+
+    def _config(self, keeping: Keeping, life: Life) -> "Config":
+        from argosy.checkpoint.keeper.service import Config
+
+        bytes_max = keeping.bytes_max or psutil.virtual_memory().available // 2
+        store = self.committer.store.name
+        if not is_url(store):
+            store = os.path.abspath(store)
+            os.makedirs(store, exist_ok=True)  # A keeper ends when it is gone.
+        return Config(str(self._path), bytes_max, life, store)
+
+    def _joined(self, config: "Config", may_start: bool) -> Link[FromKeeper]:
+        """A link to the keeper, a new one if need be.
 
         Raises:
             DirectoryInUse: another run writes to the directory.
             PeerLost: there is no keeper to be had.
         """
-        self._tried_at = time.monotonic()
-        ensure(self._config(), self.committer.say)
+        if not may_start:
+            return self._greeted()
+        ensure(config)
         try:
-            self._greet(is_again)
-        except PeerLost:  # It has ended meanwhile, or did not answer and was ended: it is this run's own.
-            if is_again:
-                raise
-            ensure(self._config(), self.committer.say)
-            self._greet(is_again)
+            return self._greeted()
+        except PeerLost:  # It has ended meanwhile, or did not answer and was killed.
+            ensure(config)
+            return self._greeted()
 
-    def _greet(self, is_again: bool) -> None:
+    def _greeted(self) -> Link[FromKeeper]:
         link = connect(self._path, keeper_decoder, "the keeper")
-        link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
         try:
-            answer = self._answer(link, is_again)
+            link.send(Hello(self.committer.rank, self.committer.size, self._place, list(self.committer.keep)))
+            answer = link.wait(START_S if is_url(self._place) else SILENT_S)[0]
+        except DeadlinePassed:
+            self._kill(link)
+            link.close()
+            raise PeerLost("the keeper", f"it does not answer ({self._path})") from None
         except BaseException:
             link.close()
             raise
         if isinstance(answer, Refused):
             link.close()
             raise (DirectoryInUse if answer.in_use else ConfigError)(answer.reason, hint=answer.hint)
-        assert isinstance(answer, Welcome)
-        with self._changed, contextlib.suppress(PeerLost):
-            self._link = link
-            self._listener = Thread(target=self._listen, args=(link,), name="argosy-kept", daemon=True)
-            self._listener.start()
-            for each in self._here:
-                link.send(Apart(each.draft.name))
+        return link
 
-    def _config(self) -> "Config":
-        from argosy.checkpoint.keeper.service import Config
-
-        bytes_max = self._keeping.bytes_max or psutil.virtual_memory().available // 2
-        peer = str(peer_path(self._path)) if self._keeping.peer else ""
-        store = self.committer.store.name
-        place = store if is_url(store) else os.path.abspath(store)
-        if not is_url(store):
-            os.makedirs(place, exist_ok=True)  # A keeper ends when it is gone.
-        return Config(str(self._path), bytes_max, self._life, place, peer)
-
-    def _answer(self, link: Link[FromKeeper], is_again: bool) -> FromKeeper:
-        """What the keeper says to a hello. New ranks end one that says nothing (K3)."""
-        try:
-            keeper = psutil.Process(link.peer_pid)
-        except psutil.NoSuchProcess:
-            raise PeerLost("the keeper", "it ended") from None
-        try:
-            return link.wait(START_S if is_url(self._place) else HELLO_S)[0]
-        except DeadlinePassed:
-            lost = PeerLost("the keeper", f"it does not answer, is it stopped? ({self._path})")
-        if is_again:
-            raise lost
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if keeper.status() != psutil.STATUS_STOPPED:
-                with contextlib.suppress(DeadlinePassed):  # It may only be slow.
-                    return link.wait(START_S)[0]
-            self.committer.say(f"the keeper (pid {keeper.pid}) does not answer and is replaced")
-            keeper.kill()
-            with contextlib.suppress(DeadlinePassed):  # Its end is seen at the link.
-                link.wait(CLOSE_S)
-        raise lost
+    def _kill(self, link: Link[FromKeeper]) -> None:
+        """K2; its end is seen at the link."""
+        self.committer.say(f"the keeper (pid {link.peer_pid}) does not answer for {SILENT_S:g} s and is killed")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(link.peer_pid, signal.SIGKILL)
+        with contextlib.suppress(ArgosyError, OSError):
+            link.wait(CLOSE_S)
 
     def _listen(self, link: Link[FromKeeper]) -> None:
-        """A thread per link: hear the keeper until it is gone; then see to what it left undone."""
+        """Hear the keeper until it is gone; then commit what it left undone."""
         poller = select.poll()
         poller.register(link, select.POLLIN)
-        heard_at, has_asked, why = time.monotonic(), False, "the keeper is lost"
+        heard_at, has_asked = time.monotonic(), False
         while not (self._has_left and time.monotonic() - heard_at > CLOSE_S):
             now = time.monotonic()
             if not (self._is_lending or self._submitted or self._has_left):
                 heard_at, has_asked = now, False  # Nobody waits for a word of it.
-            if now - heard_at > SILENT_S and not self._has_left:
-                why = f"the keeper does not answer for {SILENT_S:g} s"
-                self.committer.say(f"{why}, is it stopped? Until it does, snapshots stay in the memory of the ranks")
-                break
             try:
+                if now - heard_at > SILENT_S:
+                    self._kill(link)
+                    break
                 if now - heard_at > ASK_S and not has_asked:
                     has_asked = True
                     with self._changed:
@@ -215,32 +184,37 @@ class KeptWriter:
                     self._hear(message, fds)
             except (ArgosyError, OSError):
                 break
+        self._lost(link)
+
+    def _lost(self, link: Link[FromKeeper]) -> None:
         with self._changed:  # Nobody sends meanwhile.
             link.close()
-            if self._link is link:
-                self._link = None
-            for _, fds in self._answers:
-                close_all(fds)
+            self._link = None
+            for fd in (fd for _, fds in self._answers for fd in fds):
+                os.close(fd)
             left, self._answers, self._submitted = list(self._submitted.values()), [], {}
-            self._here += left
+            for arena in [each for each in self._lent.values() if each not in self._used]:
+                del self._lent[arena.slot]
+                arena.close()
             self._changed.notify_all()
-        self._memory.retire()
+        if not self._has_left:
+            self.committer.say("the keeper is lost: snapshots stay in the memory of the ranks until the next launch")
+            if self.committer.rank == 0:  # It held the directory.
+                with contextlib.suppress(ArgosyError, OSError):
+                    self.committer.owner = take(self.committer.store, "without a keeper")
         for submitted in left:
-            self._commit_here(submitted, why)
+            self._commit_here(submitted)
 
     def _hear(self, message: FromKeeper, fds: list[int]) -> None:
         match message:
-            case Lent() | Refused():
+            case Lent():
                 with self._changed:
                     self._answers.append((message, fds))
                     self._changed.notify_all()
-            case Apart(name):
-                self._part(name)
             case Durable(name):
                 self._done(name, None)
             case Failed(name, reason, overtaken):
-                kind = Overtaken if overtaken else ArgosyError
-                self._done(name, kind(reason))
+                self._done(name, (Overtaken if overtaken else ArgosyError)(reason))
             case Said(text):
                 self.committer.say(text)
             case _:
@@ -253,50 +227,24 @@ class KeptWriter:
             self._release(submitted.arena)
             submitted.done(error)
 
-    def _part(self, name: str) -> None:
-        """Another rank writes its part of a step itself: so does this one, beside what it hears."""
-        with self._changed:
-            submitted = self._submitted.pop(name, None)
-            if submitted is not None:
-                self._here.append(submitted)
-        if submitted is not None:
-            Thread(target=self._commit_apart, args=(submitted, self._link), name="argosy-apart", daemon=True).start()
-
-    def _commit_apart(self, submitted: _Submitted, link: Link[FromKeeper] | None) -> None:
-        self._commit_here(submitted)
-        with self._changed, contextlib.suppress(PeerLost):
-            if link is not None and self._link is link:
-                link.send(Returned(submitted.arena.slot))
-
-    def _commit_here(self, submitted: _Submitted, why: str = "") -> None:
-        """Without the keeper: commit what is in `_here`, when its turn comes."""
-        error: BaseException | None = None
+    def _commit_here(self, submitted: _Submitted) -> None:
+        """Commit from this process, under a name that the keeper did not use."""
+        draft, error = submitted.draft, None
         try:
-            with self._changed:  # Each turn ends, as a commit waits for other ranks up to a deadline.
-                self._changed.wait_for(lambda: min(each.turn for each in self._here) == submitted.turn)
-            self._commit_now(submitted, why)
+            if not self._is_committed(draft):
+                if submitted.is_given_up:
+                    raise PeerLost("a rank", "it was replaced meanwhile")
+                if submitted.arena.slot:  # That there is no keeper any more was said.
+                    self.committer.say(f"step {draft.step} is written by its ranks")
+                name = f"{draft.name}0f"
+                entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
+                self.committer.commit(msgspec.structs.replace(draft, name=name, entries=entries), submitted.arena.view)
         except BaseException as caught:
             error = caught
-        with self._changed:
-            self._here = [each for each in self._here if each is not submitted]
-            self._changed.notify_all()
         self._release(submitted.arena)
         submitted.done(error)
         if error is None:
             self.committer.tidy()
-
-    def _commit_now(self, submitted: _Submitted, why: str) -> None:
-        """Commit from this process, under a name that the keeper did not use."""
-        draft = submitted.draft
-        if self._is_committed(draft):
-            return
-        if submitted.is_given_up:
-            raise PeerLost("a rank", "it was replaced meanwhile")
-        if why:
-            self.committer.say(f"step {draft.step} is written by its ranks: {why}")
-        name = f"{draft.name}0f"
-        entries = [msgspec.structs.replace(e, file=e.file.replace(draft.name, name)) for e in draft.entries]
-        self.committer.commit(msgspec.structs.replace(draft, name=name, entries=entries), submitted.arena.view)
 
     def _is_committed(self, draft: Draft) -> bool:
         try:
@@ -307,63 +255,25 @@ class KeptWriter:
         return True
 
     def lend(self, size: int) -> Arena:
-        link = self._link
-        if link is None:
-            self._seek()
-            return self._memory.own(size, LEND_TIMEOUT_S)
-        message, fds = self._ask(link, size)
-        if isinstance(message, Lent):
-            arena = self._memory.known(message.slot) if not fds else Arena(size, fds[0], message.slot)
-            with self._changed:
-                if self._link is link and arena is not None:
-                    return self._memory.lent(arena)
-            if fds and arena is not None:
-                arena.close()
-        elif isinstance(message, Refused) and message.reason != self._refusal:  # Once, not with every save.
-            self._refusal = message.reason
-            self.committer.say(
-                f"the keeper has no memory for snapshots: they stay in the memory of the rank: {message.reason}"
-            )
-        return self._memory.own(size, LEND_TIMEOUT_S)
-
-    def _ask(self, link: Link[FromKeeper], size: int) -> tuple[FromKeeper | None, list[int]]:
-        """Ask the keeper for memory; None if it is lost.
-
-        Raises:
-            DeadlinePassed: it lives, and has none for too long.
-        """
         try:
             with self._changed:
-                self._is_lending = True
-                link.send(Lend(size))
-                answered = self._changed.wait_for(lambda: self._answers or self._link is not link, LEND_TIMEOUT_S)
-                if not answered:
-                    raise DeadlinePassed("memory of an earlier save free again", LEND_TIMEOUT_S)
-                return self._answers.pop(0) if self._answers else (None, [])
+                self._is_lending, link = True, self._link
+                if link is not None:
+                    link.send(Lend(size))
+                    if not self._changed.wait_for(lambda: self._answers or self._link is None, LEND_TIMEOUT_S):
+                        raise DeadlinePassed("memory of an earlier save free again", LEND_TIMEOUT_S)
+                if self._link is not None:
+                    message, fds = self._answers.pop(0)
+                    if fds:
+                        self._lent[message.slot] = Arena(size, fds[0], message.slot)
+                    arena = self._lent[message.slot]
+                    self._used.add(arena)
+                    return arena
         except PeerLost:
-            return None, []
+            pass
         finally:
             self._is_lending = False
-
-    def _seek(self) -> None:
-        """Look for a keeper in the background, now and then."""
-        is_time = time.monotonic() - self._tried_at > AGAIN_S
-        if is_time and not self._memory.is_borrowed and not self._seeker.is_alive():  # K2
-            self._tried_at = time.monotonic()
-            self._seeker = Thread(target=self._rejoin, name="argosy-seek", daemon=True)
-            self._seeker.start()
-
-    def _rejoin(self) -> None:
-        self._listener.join()  # K2
-        try:
-            self._join(is_again=True)
-            self._fault = ""
-            if self._has_left:
-                self._leave()
-        except ArgosyError as error:
-            if str(error) != self._fault:
-                self._fault = str(error)
-                self.committer.say(f"no keeper: snapshots stay in the memory of the ranks: {error}")
+        return self._own.lend(size)
 
     def submit(self, draft: Draft, filling: Snapshotting, done: Done) -> None:
         arena = filling.arena
@@ -374,41 +284,48 @@ class KeptWriter:
             self.abandon(draft.name, arena, str(error))
             done(error)
             return
-        arena.finish()
         submitted = _Submitted(draft, arena, done)
+        if not arena.slot or not self._handed_over(submitted, data):
+            self._listener.join()  # All ranks write what they have to in the same order.
+            self._commit_here(submitted)
+
+    def _handed_over(self, submitted: _Submitted, data: bytes) -> bool:
+        """Give a snapshot to the keeper; False if it is lost."""
+        draft, arena = submitted.draft, submitted.arena
+        arena.finish()
         filled = Filled(arena.slot, arena.sequence, draft.name, draft.step, bool(draft.tags), digest(data))
         fd = memory_of(data)
-        # If the keeper is lost, the listening thread finds the same, and commits it here.
+        # If the keeper is lost, the listening thread finds the same, and commits what is submitted.
         is_kept = False
         with self._changed, contextlib.suppress(PeerLost):
-            is_kept = self._link is not None and self._memory.is_lent(arena)
-            self._memory.hold(arena)
-            if is_kept:
-                self._submitted[draft.name] = submitted
-            else:
-                self._here.append(submitted)
             if self._link is not None:
-                self._link.send(filled if is_kept else Apart(draft.name), [fd] if is_kept else [])
+                is_kept, self._submitted[draft.name] = True, submitted
+                self._link.send(filled, [fd])
         os.close(fd)
-        if not is_kept:
-            self._commit_here(submitted)  # That there is no keeper, or no memory in it, was said.
-        self._release(arena)
+        return is_kept
 
     def _release(self, arena: Arena) -> None:
-        """One use of an arena is over; with the last one a closed writer leaves."""
-        self._memory.release(arena)
-        if self._is_closing and not self._memory.is_used:
+        """An arena is used no more; with the last one of the keeper's a closed writer leaves."""
+        if not arena.slot:
+            self._own.take_back(arena)
+            return
+        with self._changed:
+            self._used.discard(arena)
+            if self._link is None and self._lent.pop(arena.slot, None) is not None:
+                arena.close()
+            is_last = self._is_closing and not self._used
+        if is_last:
             self._leave()
 
     def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
         """Give an arena back without a snapshot, and tell the other ranks that step `name` will not be."""
         link: Link[FromKeeper] | None = None
         with self._changed, contextlib.suppress(PeerLost):
-            link = self._link if arena is None or self._memory.is_lent(arena) else None
+            link = self._link if arena is None or arena.slot else None
             if link is not None:
                 link.send(Torn(arena.slot if arena is not None else 0, name, reason))
         if link is None:
-            self.committer.give_up(name, reason)
+            self._own.abandon(name, None, reason)
         if arena is not None:
             self._release(arena)
 
@@ -419,11 +336,11 @@ class KeptWriter:
         self.committer.let_go()
 
     def close(self) -> None:
-        """Leave the keeper; what is still copied or written goes on, and the last of it leaves (B1)."""
-        if self._seeker.is_alive():
-            self._seeker.join(CLOSE_S)
-        self._is_closing = True
-        if not self._memory.is_used:
+        """Leave the keeper; what is still copied or written goes on, and the last of it leaves."""
+        with self._changed:
+            self._is_closing = True
+            is_last = not self._used
+        if is_last:
             self._leave()
 
     def _leave(self) -> None:
@@ -433,4 +350,4 @@ class KeptWriter:
                 self._link.send(Bye())
         if self._listener is not current_thread():
             self._listener.join(CLOSE_S)
-        self._memory.close()
+        self._own.close()

@@ -1,4 +1,4 @@
-"""How long a keeper lives: as long as its run, or the process that started its ranks. And how one is found."""
+"""How long a keeper lives: as long as its run and its directory. And how one is found."""
 
 import hashlib
 import os
@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
-from argosy.checkpoint.owner import is_living
 from argosy.checkpoint.stores import is_url
 from argosy.fabric import here, runtime_dir
 
@@ -20,31 +18,13 @@ PLACE_GONE_S = 5.0
 """Without its directory for so long, a run is no longer wanted; a save makes the directory anew."""
 
 
-class OfRun(msgspec.Struct, frozen=True, tag=True):
+class Life(msgspec.Struct, frozen=True):
     """As long as `argosy run` says that the run goes on."""
 
     run: str
     directory: str
     launch: int
     agent: str
-
-    @property
-    def tag_text(self) -> str:
-        return self.run
-
-
-class OfProcess(msgspec.Struct, frozen=True, tag=True):
-    """As long as a process."""
-
-    pid: int
-    started_at: float
-
-    @property
-    def tag_text(self) -> str:
-        return f"{self.pid}-{int(self.started_at)}"
-
-
-Life = OfRun | OfProcess
 
 
 class _Record(msgspec.Struct):
@@ -90,9 +70,7 @@ class Pulse:
 
     def __init__(self, life: Life, place: str) -> None:
         self._life = life
-        self._places = [] if is_url(place) else [place]
-        if isinstance(life, OfRun):
-            self._places.append(str(Path(life.directory, "run.json")))
+        self._places = [*([] if is_url(place) else [place]), str(Path(life.directory, "run.json"))]
         self._agent_seen_at: float | None = None
         self._places_seen_at: float | None = None
 
@@ -106,8 +84,6 @@ class Pulse:
         return now - self._places_seen_at < PLACE_GONE_S
 
     def _lives(self, now: float) -> bool:
-        if isinstance(self._life, OfProcess):
-            return is_living(self._life.pid, self._life.started_at)
         with suppress(OSError, msgspec.MsgspecError):
             record = read_record(self._life.directory)
             if record.state == "ended" or record.launch != self._life.launch:
@@ -142,14 +118,13 @@ def answers(path: Path) -> bool:
         return True
 
 
-def default_life() -> Life:
-    """That of the run, or else of the process that started this one."""
+def default_life() -> Life | None:
+    """That of the run, under `argosy run`."""
     place = here()
-    if place.launcher == "argosy" and place.directory is not None:
-        record = read_record(str(place.directory))
-        return OfRun(place.run, str(place.directory), record.launch, str(place.socket))
-    parent = psutil.Process(os.getppid())
-    return OfProcess(parent.pid, parent.create_time())
+    if place.launcher != "argosy" or place.directory is None:
+        return None
+    record = read_record(str(place.directory))
+    return Life(place.run, str(place.directory), record.launch, str(place.socket))
 
 
 def home() -> Path:
@@ -166,17 +141,10 @@ def place_name(path: str) -> str:
 
 def socket_path(path: str, life: Life) -> Path:
     """Where the keeper of this place and life listens."""
-    life_name = hashlib.blake2s(life.tag_text.encode(), digest_size=4).hexdigest()
+    life_name = hashlib.blake2s(life.run.encode(), digest_size=4).hexdigest()
     return home() / f"keeper-{place_name(path)}-{life_name}.sock"
 
 
-def peer_path(path: Path) -> Path:
-    return path.with_suffix(".peer")
-
-
-def known_keepers(path: str) -> list[tuple[Path, str]]:
-    """The sockets of keepers of this place, each with what to call it; the host's own first."""
-    found = sorted(home().glob(f"keeper-{place_name(path)}-*.sock"))
-    own = [(each, "the keeper of this host") for each in found]
-    peers = sorted(home().glob(f"keeper-{place_name(path)}-*.peer"))
-    return own + [(each, "the peer keeper") for each in peers]
+def known_keepers(path: str) -> list[Path]:
+    """The sockets of keepers of this place."""
+    return sorted(home().glob(f"keeper-{place_name(path)}-*.sock"))

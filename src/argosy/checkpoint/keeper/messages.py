@@ -1,4 +1,4 @@
-"""What ranks, keepers and their peers say to each other. Bulk bytes go as descriptors, or as `Bytes` to a peer."""
+"""What ranks and keepers say to each other. Bulk bytes go as descriptors."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ class Hello(Message, frozen=True):
 
 
 class Lend(Message, frozen=True):
-    """A rank asks for an arena; answered by Lent or Refused, when there is one."""
+    """A rank asks for an arena; answered by Lent, when there is one. A keeper without memory for it ends."""
 
     bytes: int
 
@@ -48,18 +48,6 @@ class Torn(Message, frozen=True):
     reason: str
 
 
-class Apart(Message, frozen=True):
-    """A rank writes its part of step `name` from its own memory, so all ranks write theirs; the keeper passes it on."""
-
-    name: str
-
-
-class Returned(Message, frozen=True):
-    """A rank has written a slot's content itself, and is through with it."""
-
-    slot: int
-
-
 class Look(Message, frozen=True):
     """What do you hold? Answered by Holdings."""
 
@@ -74,25 +62,7 @@ class Bye(Message, frozen=True):
     """A saver was closed; when all were, the directory is let go."""
 
 
-class Offer(Message, frozen=True):
-    """A keeper ships one rank's part of a version to its peer: the draft's bytes, then the arena's, follow."""
-
-    name: str
-    step: int
-    rank: int
-    size: int
-    bytes: int
-    draft_bytes: int
-    draft_digest: str
-
-
-class Bytes(Message, frozen=True):
-    """The next bytes of what was offered."""
-
-    data: bytes
-
-
-FromClient = Hello | Lend | Filled | Torn | Apart | Returned | Look | Take | Bye | Offer | Bytes
+FromClient = Hello | Lend | Filled | Torn | Look | Take | Bye
 
 
 class Welcome(Message, frozen=True):
@@ -108,7 +78,7 @@ class Lent(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Not possible; `in_use` if another run holds the directory."""
+    """The keeper does not serve this rank; `in_use` if another run holds the directory."""
 
     reason: str
     hint: str = ""
@@ -157,15 +127,7 @@ class Kept(Message, frozen=True):
     draft_digest: str
 
 
-class Received(Message, frozen=True):
-    """What was offered has arrived and matches its digests, or why not."""
-
-    name: str
-    rank: int
-    fault: str = ""
-
-
-FromKeeper = Welcome | Lent | Refused | Apart | Durable | Failed | Said | Holdings | Kept | Received
+FromKeeper = Welcome | Lent | Refused | Durable | Failed | Said | Holdings | Kept
 
 client_decoder: "msgspec.msgpack.Decoder[FromClient]" = msgspec.msgpack.Decoder(FromClient)
 keeper_decoder: "msgspec.msgpack.Decoder[FromKeeper]" = msgspec.msgpack.Decoder(FromKeeper)

@@ -1,4 +1,4 @@
-"""The keeper's process: one loop over links to ranks, readers and the peer. Policy is in `shelf.py`."""
+"""The keeper's process: one loop over links to ranks and readers. Policy is in `shelf.py`."""
 
 import os
 import queue
@@ -7,21 +7,18 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from argosy.checkpoint.arena import Arena, new_memory, room_of
-from argosy.checkpoint.format import BLOCK
-from argosy.checkpoint.keeper.committing import Commits
-from argosy.checkpoint.keeper.guests import REMEMBERED, Guest, label, remember
-from argosy.checkpoint.keeper.held import Held
+from argosy.checkpoint.format import BLOCK, era_of, step_of
+from argosy.checkpoint.keeper.commit_queue import Commits
 from argosy.checkpoint.keeper.life import Life, Place, Pulse
 from argosy.checkpoint.keeper.messages import (
-    Apart,
     Bye,
-    Bytes,
     Durable,
     Failed,
     Filled,
@@ -32,10 +29,7 @@ from argosy.checkpoint.keeper.messages import (
     Lend,
     Lent,
     Look,
-    Offer,
-    Received,
     Refused,
-    Returned,
     Said,
     Take,
     Torn,
@@ -44,14 +38,15 @@ from argosy.checkpoint.keeper.messages import (
     client_decoder,
 )
 from argosy.checkpoint.keeper.shelf import Later, Make, Never, Reuse, Slot, choose_slot, mismatch, surplus, versions
-from argosy.checkpoint.keeper.shipping import Arriving, Shipper
-from argosy.checkpoint.keeper.starting import ensure_peer
 from argosy.checkpoint.owner import DirectoryInUse
 from argosy.core import ArgosyError
 from argosy.fabric import BadFrame, Link, accept, listen
 
 TICK_S = 0.25
 END_S = 600.0
+REMEMBERED = 64
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -62,11 +57,54 @@ class Config(msgspec.Struct, frozen=True):
     life: Life
     place: str
     """The directory of checkpoints, or the URL of their store."""
-    peer: str = ""
+
+
+def remember(known: dict[K, V], key: K, value: V, count: int = REMEMBERED) -> None:
+    """Note something, and forget what is long ago."""
+    known[key] = value
+    if len(known) > count:
+        del known[next(iter(known))]
+
+
+def label(name: str) -> str:
+    """How a step is called, by the name of its directory."""
+    era = era_of(name)
+    return f"step {step_of(name)}" + (f" of era {era}" if era else "")
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """Whoever is at the other end of a link."""
+
+    link: Link[FromClient]
+    rank: int | None = None
+    seen: set[int] = field(default_factory=set[int])
+    reading: list[int] = field(default_factory=list[int])
+    waiting: Lend | None = None
+    filling: set[int] = field(default_factory=set[int])
+    """Slots that were lent to it, and not given back."""
+
+
+@dataclass(slots=True)
+class Held:
+    """The memory behind a slot."""
+
+    fd: int
+    draft: int = -1
+    draft_digest: str = ""
+    arena: Arena | None = None
+
+    def close(self) -> None:
+        if self.arena is not None:
+            self.arena.close()
+        else:
+            os.close(self.fd)
+        if self.draft >= 0:
+            os.close(self.draft)
 
 
 class Keeper:
-    """Owns the slots; everything happens in `run`, except writing and shipping, which have threads."""
+    """Owns the slots; everything happens in `run`, except writing, which has threads."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -75,8 +113,6 @@ class Keeper:
         self.memory: dict[int, Held] = {}
         self.guests: dict[int, Guest] = {}
         self._failed: dict[str, Failed] = {}
-        self._apart: dict[str, None] = {}
-        """Steps that the ranks write themselves."""
         self._came: dict[tuple[int, str], None] = {}
         """The last parts that came, by rank and name."""
         self._left: set[int] = set()
@@ -92,10 +128,6 @@ class Keeper:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.commits = Commits(self.place, self._later, self.say, self._committed)
-        self.shipper: Shipper | None = None
-        if config.peer:
-            again = partial(ensure_peer, config)
-            self.shipper = Shipper(Path(config.peer), again, self._later, self.say, self._release)
 
     def _later(self, call: Callable[[], None]) -> None:
         """Have the loop make a call: how threads report."""
@@ -156,7 +188,9 @@ class Keeper:
             with suppress(BlockingIOError):
                 self._woken.recv(4096)
         elif isinstance(source, Link):
-            guest = self.guests[source.fileno()]
+            guest = self.guests.get(source.fileno())
+            if guest is None or guest.link is not source:
+                return  # It left in this very look: somebody's message could not be sent to it.
             try:
                 guest.link.flush()
                 for message, fds in guest.link.receive():
@@ -184,14 +218,12 @@ class Keeper:
         self._selector.unregister(guest.link)
         guest.link.close()
         for number in guest.reading:
-            self.slots[number].users -= 1
-            self.slots[number].readers -= 1
+            if number in self.slots:
+                self.slots[number].readers -= 1
         for number in guest.filling:
             self.slots[number].phase = "free"
         if guest.rank is not None and not self._of_rank(guest.rank):
             self._give_up_without(guest.rank)
-        if guest.arriving is not None:
-            self.slots[guest.arriving.slot].phase = "free"
         self._settle()
 
     def _give_up_without(self, rank: int) -> None:
@@ -217,7 +249,7 @@ class Keeper:
             case Hello():
                 self._greet(guest, message)
             case Lend():
-                guest.waiting, guest.waits_since = message, time.monotonic()
+                guest.waiting = message
                 self._settle()
             case Filled():
                 self._take(guest, message, fds)
@@ -225,11 +257,6 @@ class Keeper:
                 self._free(guest, slot)
                 self._give_up(name, reason)
                 self._agree(guest, name)
-                self._settle()
-            case Apart(name):
-                self._part(name)
-            case Returned(slot):
-                self._free(guest, slot)
                 self._settle()
             case Look():
                 self._send(guest, Holdings(self._holdings()))
@@ -240,32 +267,12 @@ class Keeper:
                     self._left.add(guest.rank)
                     self.commits.leave(guest.rank)
                 self._leave(guest)
-            case Offer():
-                self._receive(guest, message)
-            case Bytes(data):
-                self._go_on_receiving(guest, data)
 
     def _free(self, guest: Guest, number: int) -> None:
         """A guest gives back what it was lent."""
         if number in guest.filling:
             guest.filling.remove(number)
             self.slots[number].phase = "free"
-
-    def _part(self, name: str) -> None:
-        """A rank writes its part of a step itself, so all do: what is held of it is theirs until they return it."""
-        if name in self._failed or any(name == whole for _, whole in versions(self.slots.values())):
-            return
-        remember(self._apart, name, None)
-        for slot in [each for each in self.slots.values() if each.phase == "held" and each.name == name]:
-            slot.phase = "free"
-            for guest in self._of_rank(slot.rank)[-1:]:
-                self._hand_back(guest, slot, name)
-        self._settle()
-
-    def _hand_back(self, guest: Guest, slot: Slot, name: str) -> None:
-        slot.phase, slot.name = "lent", ""
-        guest.filling.add(slot.id)
-        self._send(guest, Apart(name))
 
     def _agree(self, guest: Guest, name: str) -> bool:
         """Whether no other rank saves another step as the save of this number; if one does, neither will be."""
@@ -318,12 +325,14 @@ class Keeper:
             self._end()
             return
         slot = self._slot(rank, size)
-        if isinstance(slot, Later) and guest.is_patient and time.monotonic() - guest.waits_since < slot.wait_s:
+        if isinstance(slot, Later):
             return
-        guest.waiting, guest.is_patient = None, not isinstance(slot, Later)
-        if isinstance(slot, Later | Never):
-            self._send(guest, Refused(slot.reason))
+        if isinstance(slot, Never):  # All ranks write the step themselves: without a keeper they all know.
+            self.say(f"the keeper has no memory for snapshots and ends: {slot.reason}")
+            self.commits.release()
+            self._end()
             return
+        guest.waiting = None
         guest.filling.add(slot.id)
         fds = () if slot.id in guest.seen else (self.memory[slot.id].fd,)
         guest.seen.add(slot.id)
@@ -365,9 +374,7 @@ class Keeper:
         self.memory.pop(number).close()
 
     def _take(self, guest: Guest, filled: Filled, fds: list[int]) -> None:
-        """A rank filled a slot: it is held, and when all ranks did, written and shipped."""
-        if self.place.look() != "there":
-            self._end()
+        """A rank filled a slot: it is held, and when all ranks did, written."""
         held = self.memory[filled.slot] if filled.slot in guest.filling else None
         sequence = self._arena(filled.slot).sequence if held is not None else -1
         if held is None or len(fds) != 1 or sequence != filled.sequence or sequence % 2:
@@ -376,10 +383,6 @@ class Keeper:
             self._fail(filled.name, "its memory does not hold what was announced")
             return
         slot = self.slots[filled.slot]
-        if filled.name in self._apart:
-            os.close(fds[0])
-            self._hand_back(guest, slot, filled.name)
-            return
         if not self._agree(guest, filled.name) or filled.name in self._failed:
             os.close(fds[0])
             self._free(guest, slot.id)
@@ -412,19 +415,9 @@ class Keeper:
 
     def _whole(self, filled: Filled, parts: list[Slot]) -> None:
         pieces = [(slot, self.memory[slot.id]) for slot in sorted(parts, key=lambda slot: slot.rank)]
-        if self.shipper is not None:
-            for slot in parts:
-                slot.users += 1
-            self.shipper.submit(filled.name, pieces)
         drafts = [(slot, held.arena, held.draft) for slot, held in pieces if held.arena is not None]
         for name in self.commits.submit(filled.name, drafts, is_tagged=filled.is_tagged):
             self._fail(name, "the store is slow, a newer step is written instead", overtaken=True)
-
-    def _release(self, slots: list[Slot]) -> None:
-        """A version was shipped, or will not be."""
-        for slot in slots:
-            slot.users -= 1
-        self._settle()
 
     def _committed(self, name: str, error: BaseException | None) -> None:
         for slot in self.slots.values():
@@ -455,36 +448,7 @@ class Keeper:
         for slot in sorted(self.slots.values(), key=lambda slot: slot.rank):
             held = self.memory[slot.id]
             if slot.phase == "held" and slot.name == name and self.place.look() == "there":
-                slot.users += 1
                 slot.readers += 1
                 guest.reading.append(slot.id)
                 self._send(guest, Kept(name, slot.rank, held.draft_digest), (held.fd, held.draft))
         self._send(guest, Holdings(self._holdings()))
-
-    def _receive(self, guest: Guest, offer: Offer) -> None:
-        slot = self._slot(offer.rank, room_of(offer.bytes))
-        if isinstance(slot, Later | Never):
-            self._send(guest, Received(offer.name, offer.rank, slot.reason))
-            return
-        guest.arriving = Arriving(offer, slot.id, self._arena(slot.id))
-
-    def _go_on_receiving(self, guest: Guest, data: bytes) -> None:
-        arriving = guest.arriving
-        if arriving is None:
-            return  # It was refused, and the sender did not know yet.
-        if not arriving.add(data):
-            return
-        guest.arriving = None
-        slot, held, offer = self.slots[arriving.slot], self.memory[arriving.slot], arriving.offer
-        fault = arriving.fault()
-        if fault:
-            slot.phase = "free"
-        else:
-            if held.draft >= 0:
-                os.close(held.draft)
-            held.draft, held.draft_digest = arriving.draft_memory(), offer.draft_digest
-            slot.phase, slot.name, slot.step, slot.size = "held", offer.name, offer.step, offer.size
-            slot.order = self._order(offer.name)
-            slot.durable = True  # A peer writes nothing.
-        self._send(guest, Received(offer.name, offer.rank, fault))
-        self._settle()

@@ -1,8 +1,8 @@
 """What a keeper holds, and which memory it gives to whom. Pure: the caller makes and closes the memory.
 
-H1  The newest two whole versions stay, as far as `bytes_max` lets them; what is being written or read stays anyway.
+H1  The newest two whole versions stay, as far as `bytes_max` lets them; what is being written stays anyway.
 H2  A slot that is lent is nobody else's, and what is in it does not count.
-H3  The memory of all slots is at most `bytes_max`.
+H3  The memory of all slots is at most `bytes_max`, beside what readers still have of slots that were given up.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,8 +12,6 @@ from typing import Literal
 from argosy.checkpoint.format import era_of
 
 HELD = 2
-READ_S = 3.0
-WRITTEN_S = 300.0
 
 
 @dataclass(slots=True)
@@ -28,9 +26,9 @@ class Slot:
     step: int = -1
     size: int = 0
     users: int = 0
-    """How many write, ship or read it now."""
+    """How many write it now."""
     readers: int = 0
-    """How many of these are others, who read as long as they like."""
+    """Others who read it as long as they like: its memory stays theirs, and is not used again."""
     durable: bool = False
     order: int = 0
     """Versions are numbered as they come: a step may be saved again."""
@@ -53,11 +51,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Nothing is free now; something will be."""
-
-    reason: str
-    wait_s: float
-    """Who has waited so long does without."""
+    """All memory holds snapshots that are being written; something will be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ def choose_slot(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -
     if size > bytes_max:
         return Never(f"a snapshot takes {size:,} bytes, bytes_max is {bytes_max:,}")
     free = [slot for slot in slots if slot.phase == "free"]
-    fitting = [slot for slot in free if slot.rank == rank and slot.bytes >= size]
+    fitting = [slot for slot in free if slot.rank == rank and slot.bytes >= size and not slot.readers]
     if fitting:
         return Reuse(min(fitting, key=lambda slot: (slot.bytes, slot.id)).id)
     total = sum(slot.bytes for slot in slots)
@@ -132,13 +126,11 @@ def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: in
     ready = [slot for slot in mine if not slot.users and (slot.order < newest or (slot.durable and len(mine) == 1))]
     if ready:
         oldest = ready[0]
-        if oldest.bytes >= size:
+        if oldest.bytes >= size and not oldest.readers:
             return Reuse(oldest.id)
         freed = [slot for slot in slots if slot.phase == "free"] + [oldest]
         if sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in freed) + size <= bytes_max:
             return Make(size, tuple(slot.id for slot in freed))
-    if any(slot.readers for slot in mine):
-        return Later("the snapshots that it holds are being read", READ_S)
     if any(slot.users or slot.phase == "lent" or not slot.durable for slot in slots if slot.phase != "free"):
-        return Later("all memory holds snapshots that are being written", WRITTEN_S)
+        return Later()
     return Never(f"{size:,} bytes more than other ranks' snapshots do not fit in bytes_max {bytes_max:,}")

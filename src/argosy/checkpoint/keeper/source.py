@@ -4,13 +4,14 @@ import mmap
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, era_of
-from argosy.checkpoint.keeper.held import read_draft
+from argosy.checkpoint.arena import content_of
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, digest, era_of
 from argosy.checkpoint.keeper.life import known_keepers
 from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
-from argosy.checkpoint.reading import Candidate, Step
+from argosy.checkpoint.step_index import Candidate, Step
 from argosy.core import PeerLost
 from argosy.fabric import Link, connect
 
@@ -59,8 +60,10 @@ class ArenaFiles:
 class KeeperSource:
     """A keeper that may hold what is looked for."""
 
-    def __init__(self, path: Path, label: str) -> None:
-        self._path, self.label = path, label
+    label = "the keeper of this host"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._link: Link[FromKeeper] | None = None
 
     def candidates(self) -> list[Candidate]:
@@ -98,7 +101,11 @@ class KeeperSource:
                 continue
             arena, draft_fd = fds
             try:
-                draft = read_draft(draft_fd, answer.draft_digest, f"rank {answer.rank} in {self.label}")
+                data = content_of(draft_fd)
+                if digest(data) != answer.draft_digest:
+                    hop = f"rank {answer.rank} in {self.label}"
+                    raise CorruptShard(hop, "the index", answer.draft_digest, digest(data))
+                draft = msgspec.json.decode(data, type=Draft)
                 file = draft.entries[0].file if draft.entries else f"{name}/rank-{answer.rank:05d}"
                 maps[file] = mmap.mmap(arena, os.fstat(arena).st_size, mmap.MAP_SHARED, mmap.PROT_READ)
                 drafts.append(draft)
@@ -143,5 +150,5 @@ def step_of_drafts(name: str, drafts: list[Draft]) -> Step:
 
 
 def keeper_sources(path: str) -> list[KeeperSource]:
-    """The keepers of this host that serve a place, the nearest first."""
-    return [KeeperSource(found, label) for found, label in known_keepers(path)]
+    """The keepers of this host that serve a place."""
+    return [KeeperSource(found) for found in known_keepers(path)]

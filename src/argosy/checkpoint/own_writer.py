@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from argosy.checkpoint.arena import Arena
-from argosy.checkpoint.committing import Committer, Filling
+from argosy.checkpoint.commit_step import Committer, Filling
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.owner import release
 from argosy.core import DeadlinePassed
@@ -89,9 +89,13 @@ class OwnWriter:
         if failure is None:
             self.committer.tidy()
 
+    def take_back(self, arena: Arena) -> None:
+        """An arena that was lent is used no more."""
+        self._arenas.put(arena)
+
     def abandon(self, name: str, arena: Arena | None, reason: str) -> None:
         if arena is not None:
-            self._arenas.put(arena)
+            self.take_back(arena)
         if self.committer.size > 1:
             self.committer.give_up(name, reason)
 

@@ -5,23 +5,25 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from argosy.checkpoint.format import Entry, text_sums
-from argosy.transfer import Remap, Renamed, State, Sums, Unit, add
+from argosy.transfer import State, Sums, Unit, add, full_name
 
 
-def untying(stored: State, live: State, remap: Remap | None) -> Remap | None:
-    """The rules by which one stored tensor fills all that are apart here."""
-    if not any(unit.aliases for unit in stored.units.values()):
-        return remap
-    used = {old for rule in remap.rules for old in rule.olds} if remap else set[str]()
+def untied(stored: State, entries: Sequence[Entry], live: State) -> tuple[State, Sequence[Entry]]:
+    """Where one stored tensor is several here, each of them is a unit that is read from the same place."""
     homes = {name: unit.name for unit in live.units.values() for name in (*unit.aliases, unit.name)}
-    rules: list[Renamed] = []
+    units: dict[str, Unit] = {}
+    more: list[Entry] = []
     for name, unit in stored.units.items():
-        if not unit.aliases or name in used:
-            continue
-        places = list(dict.fromkeys(homes[each] for each in (name, *unit.aliases) if each in homes))
+        names = (name, *unit.aliases)
+        places = list(dict.fromkeys(homes[each] for each in names if each in homes))
         if len(places) > 1:
-            rules += [Renamed(name, name), *(Renamed(name, place) for place in places[1:])]
-    return Remap((*(remap.rules if remap else ()), *rules)) if rules else remap
+            aliases = tuple(each for each in unit.aliases if homes.get(each, places[0]) == places[0])
+            units |= {place: replace(unit, name=place, aliases=()) for place in places[1:]}
+            own = [entry for entry in entries if entry.unit == name]
+            more += [replace(e, unit=place, name=full_name(place, e.key)) for place in places[1:] for e in own]
+            unit = replace(unit, aliases=aliases)
+        units[name] = unit
+    return (State(units=units, values=stored.values), [*entries, *more]) if more else (stored, entries)
 
 
 def tied(stored: State, entries: Sequence[Entry], live: State) -> State:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from argosy.checkpoint import KeepLast, Saver, restore
-from argosy.checkpoint.arranging import shares
+from argosy.checkpoint.write_plan import shares
 from argosy.transfer import Box, Layout, Member, State, Unit, describe, replicated
 
 

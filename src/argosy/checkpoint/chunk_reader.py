@@ -7,9 +7,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy as twin
 from itertools import islice
-from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from argosy._select import native
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import BLOCK, NO_FILE, CorruptShard, Entry, bytes_of
-from argosy.checkpoint.reading import Chunk, all_chunks
+from argosy.checkpoint.step_index import Chunk
 from argosy.transfer import CHUNK_BYTES, DTYPES, Box, Copy, Spot, rows_of, spot, strides_of
 
 READERS = 4
@@ -29,13 +27,8 @@ DOUBLED = 3
 GAP_BYTES = 64 << 10
 Copies = Callable[[Entry, Box, int], Iterable[Copy]]
 """Given a chunk that lies at an address: the copies to be made of it."""
-Away = Callable[[Entry, Box, int, int], Iterable[tuple[Sequence[int], Copy]]]
-"""Given a chunk (entry, box, offset in its file) and its address: copies into other processes, as `write_memory` has
-them."""
 Rows = NDArray[np.int64]
-SOURCE, DESTINATION, INSIDE = 0, 1, 2
-BEFORE = 4
-"""Columns of a send before those of a job."""
+SOURCE, DESTINATION = 0, 1
 ONCE = (1, 1, 1, *[0] * 9)
 """Counts and strides of a job that has one run."""
 
@@ -46,7 +39,6 @@ class Sinks(NamedTuple):
     plain: Mapping[str, int] = {}
     """Tensors that lie in memory whole and in their order, as most do: their addresses."""
     copies: Copies | None = None
-    away: Away | None = None
 
 
 class Table(NamedTuple):
@@ -99,14 +91,12 @@ class Batch:
     def __init__(self, groups: Sequence[Group], sinks: Sinks) -> None:
         self.groups = groups
         self.chunks = [chunk for group in groups for chunk in group.chunks]
-        self._is_plain = not sinks.away
+        self._is_plain = True
         rows: list[tuple[int, ...]] = []
         summed: list[bool] = []
         """Whether the sums of a row are part of its chunk's: else it copies what another row sums."""
         starts: list[int] = []
         ends: list[int] = []
-        sends: list[tuple[int, ...]] = []
-        send_ends: list[int] = []
         for group in groups:
             for chunk in group.chunks:
                 starts.append(len(rows))
@@ -122,25 +112,11 @@ class Batch:
                     for number, copy in enumerate(made):
                         rows += rows_of(copy)
                         summed += [together or not number] * (len(rows) - len(summed))
-                if sinks.away:
-                    sends += [(*to, *row) for to, copy in sinks.away(entry, box, offset, at) for row in rows_of(copy)]
             ends.append(len(rows))
-            send_ends.append(len(sends))
         self._jobs = Table(_full(rows), np.array([0, *ends], np.int64))
-        self._sends = Table(np.array(sends, "<i8").reshape(-1, 20), np.array([0, *send_ends], np.int64))
         self._summed, self._starts = np.array(summed, bool), np.array(starts, np.int64)
         sums = bytes.fromhex("".join(chunk[3] for chunk in self.chunks))
         self._expected = np.frombuffer(sums, ">u8").reshape(-1, 2).astype(np.uint64)
-
-    def aimed(self, sinks: Sinks) -> "Batch":
-        """The same reads with other sinks."""
-        addresses = [sinks.plain.get(chunk[0].name) for chunk in self.chunks]
-        if not self._is_plain or sinks.away or None in addresses:
-            return Batch(self.groups, sinks)
-        batch, rows = twin(self), self._jobs.rows.copy()
-        rows[:, DESTINATION] = np.array(addresses, np.int64) + rows[:, INSIDE]
-        batch._jobs = Table(rows, self._jobs.ends)
-        return batch
 
     def verify(self, files: Files) -> None:
         """Read and sum; nothing is written."""
@@ -150,13 +126,12 @@ class Batch:
         rows = self._jobs.rows[self._summed]
         rows[:, DESTINATION] = 0
         places = np.concatenate([[0], np.cumsum(self._summed)])
-        nowhere = Table(self._sends.rows[:0], np.zeros_like(self._sends.ends))
-        sums = _performed(files, self.groups, Table(rows, places[self._jobs.ends]), nowhere)
+        sums = _performed(files, self.groups, Table(rows, places[self._jobs.ends]))
         self._check(sums, places[self._starts])
 
     def fill(self, files: Files) -> None:
         """Read, copy and sum in one pass."""
-        sums = _performed(files, self.groups, self._jobs, self._sends)
+        sums = _performed(files, self.groups, self._jobs)
         places = np.concatenate([[0], np.cumsum(self._summed)])
         self._check(sums[self._summed], places[self._starts])
 
@@ -213,16 +188,6 @@ class Reading:
             self._batches.append(Batch(groups, self._sinks))
             yield self._batches[-1]
 
-    def plan(self) -> None:
-        """Plan everything now."""
-        list(self.batches())
-
-    def aimed(self, sinks: Sinks) -> "Reading":
-        """What was planned, which is all of it, with other sinks."""
-        reading = Reading(self._files, (), sinks)
-        reading._batches = [batch.aimed(sinks) for batch in self._batches]
-        return reading
-
     def verify(self) -> None:
         """Read and verify everything.
 
@@ -246,11 +211,11 @@ class Reading:
             for batch in self.batches():
                 if under_way is not None:
                     under_way.result()
-                under_way = pool.submit(self.perform, perform, batch)
+                under_way = pool.submit(self._perform, perform, batch)
             if under_way is not None:
                 under_way.result()
 
-    def perform(self, perform: Callable[[Batch, Files], None], batch: Batch) -> None:
+    def _perform(self, perform: Callable[[Batch, Files], None], batch: Batch) -> None:
         """Perform a batch; again where bytes came over a network and are not what was saved: a bit may have flipped."""
         try:
             perform(batch, self._files)
@@ -260,78 +225,36 @@ class Reading:
             perform(batch, self._files)
 
 
-class Ahead:
-    """All chunks of some entries, being verified in the background.
-
-    The caller plans and native code reads, which does without the interpreter.
-    """
-
-    def __init__(self, files: Files, entries: Sequence[Entry]) -> None:
-        # Two, so that one reads while the other waits for the interpreter, which the caller needs.
-        self._stopped, self._pool = Event(), ThreadPoolExecutor(2)
-        self.chunks = all_chunks(entries)
-        self._reading = Reading(files, self.chunks)
-        self._verified = [self._pool.submit(self._verify, batch) for batch in self._reading.batches()]
-        self._pool.shutdown(wait=False)
-
-    def _verify(self, batch: Batch) -> None:
-        if not self._stopped.is_set():
-            self._reading.perform(Batch.verify, batch)
-
-    def wait(self) -> None:
-        """Raises what is wrong with them."""
-        try:
-            for each in self._verified:
-                each.result()
-        finally:
-            self.stop()
-
-    def aimed(self, chunks: Sequence[Chunk], sinks: Sinks) -> Reading | None:
-        """The reading of these chunks, if they are all that is being verified; else None."""
-        is_same = len(chunks) == len(self.chunks)
-        if is_same and chunks is not self.chunks:
-            pairs = zip(chunks, self.chunks, strict=True)
-            is_same = all(new[0] is old[0] and new[2] == old[2] for new, old in pairs)
-        return self._reading.aimed(sinks) if is_same else None
-
-    def stop(self) -> None:
-        """They are not needed any more; returns when nothing is being read."""
-        self._stopped.set()
-        self._pool.shutdown()
-
-
-def _performed(files: Files, groups: Sequence[Group], jobs: Table, sends: Table) -> NDArray[np.uint64]:
-    """Perform the jobs and sends of each group on what it reads; returns the sums of each job."""
+def _performed(files: Files, groups: Sequence[Group], jobs: Table) -> NDArray[np.uint64]:
+    """Perform the jobs of each group on what it reads; returns the sums of each job."""
     if not groups:
         return np.zeros((0, 2), np.uint64)
     if hasattr(files, "descriptor"):
-        answer = _from_files(files, groups, jobs, sends)
+        answer = _from_files(files, groups, jobs)
     elif hasattr(files, "address"):
         answer = _from_memory(files, groups, jobs)
     else:
-        answer = _from_elsewhere(files, groups, jobs, sends)
+        answer = _from_elsewhere(files, groups, jobs)
     return np.frombuffer(answer, "<u8").reshape(-1, 2)
 
 
-def _from_files(files: Any, groups: Sequence[Group], jobs: Table, sends: Table) -> bytes:
+def _from_files(files: Any, groups: Sequence[Group], jobs: Table) -> bytes:
     reads: list[int] = []
     firsts = zip(jobs.ends.tolist(), np.diff(jobs.ends).tolist(), strict=False)
-    firsts_away = zip(sends.ends.tolist(), np.diff(sends.ends).tolist(), strict=False)
-    for group, own, away in zip(groups, firsts, firsts_away, strict=True):
+    for group, own in zip(groups, firsts, strict=False):
         try:
             fd = files.descriptor(group.file)
         except FileNotFoundError as error:
             raise missing(group.chunks[0], NO_FILE) from error
-        reads += (fd, group.start, group.end - group.start, group.last - group.start, *own, *away)
+        reads += (fd, group.start, group.end - group.start, group.last - group.start, *own)
     table = struct.pack(f"<{len(reads)}q", *reads)
-    answer = native.read_files(table, jobs.rows.tobytes(), sends.rows.tobytes(), READERS)
+    answer = native.read_files(table, jobs.rows.tobytes(), READERS)
     for group, count in zip(groups, struct.unpack_from(f"<{len(groups)}q", answer), strict=True):
         _check_length(group, count)
     return answer[8 * len(groups) :]
 
 
 def _from_memory(files: Any, groups: Sequence[Group], jobs: Table) -> bytes:
-    """A keeper's memory is there for all ranks: none of them sends."""
     moved = jobs.rows.copy()
     for number, group in enumerate(groups):
         try:
@@ -341,7 +264,7 @@ def _from_memory(files: Any, groups: Sequence[Group], jobs: Table) -> bytes:
     return native.copy_digest(moved.tobytes(), READERS, 0)
 
 
-def _from_elsewhere(files: Files, groups: Sequence[Group], jobs: Table, sends: Table) -> bytes:
+def _from_elsewhere(files: Files, groups: Sequence[Group], jobs: Table) -> bytes:
     def one(number: int) -> bytes:
         group = groups[number]
         buffer = aligned(group.end - group.start)
@@ -351,12 +274,9 @@ def _from_elsewhere(files: Files, groups: Sequence[Group], jobs: Table, sends: T
             raise missing(group.chunks[0], NO_FILE) from error
         _check_length(group, count)
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        own, away = jobs.of(number).copy(), sends.of(number).copy()
+        own = jobs.of(number).copy()
         own[:, SOURCE] += address
-        away[:, BEFORE + SOURCE] += address
-        sums = native.copy_digest(own.tobytes(), 1, 0)
-        native.write_memory(away.tobytes())
-        return sums
+        return native.copy_digest(own.tobytes(), 1, 0)
 
     with ThreadPoolExecutor(READERS) as pool:
         return b"".join(pool.map(one, range(len(groups))))

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.reading import Step
+from argosy.checkpoint.step_index import Step
 from argosy.transfer import State, Unit, references, referring, replicated
 
 OWN_BYTES, OWN_TENSORS = 16 << 20, 1024

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from argosy.checkpoint import Cadence, Saver, best_interval_s
-from argosy.checkpoint.pacing import FIRST_STEPS, Pace, failure_rate
+from argosy.checkpoint.save_interval import FIRST_STEPS, Pace, failure_rate
 
 
 def test_the_best_interval_is_youngs_and_dalys():

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 import argosy
-from argosy.checkpoint.arranging import make_index, segment_header
 from argosy.checkpoint.files import Files
 from argosy.checkpoint.format import (
     NO_JSON,
@@ -45,9 +44,10 @@ from argosy.checkpoint.operations import (
 )
 from argosy.checkpoint.owner import Owner, release, take
 from argosy.checkpoint.owner import read as read_owner
-from argosy.checkpoint.reading import roots
 from argosy.checkpoint.retention import Keep, choose_kept, needed_by
+from argosy.checkpoint.step_index import roots
 from argosy.checkpoint.stores import Store, open_store
+from argosy.checkpoint.write_plan import make_index, segment_header
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.transfer import Box
 

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from argosy.checkpoint.keeper.messages import keeper_decoder
 from argosy.core import PeerLost
@@ -25,13 +24,9 @@ if TYPE_CHECKING:
 
 START_S = 30.0
 """Until a keeper listens, whoever starts it."""
-PEER_START_S = 15.0
-SLOW_S = 5.0
-"""One that does not listen after so long is looked at, and that is said."""
 LOOK_S = 0.01
-READY, STOPPED = "ready", "stopped"
+READY = "ready"
 KILLED = "it ended without a word, as one that is killed"
-Say = Callable[[str], None]
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -80,29 +75,23 @@ def forget_lock(path: Path) -> None:
         os.unlink(file.name)
 
 
-def ensure(config: "Config", say: Say, within_s: float = START_S) -> None:
+def ensure(config: "Config") -> None:
     """See to it that a keeper listens.
 
     Raises:
         PeerLost: it could not be started.
     """
     path = Path(config.socket)
-    deadline = time.monotonic() + within_s
-    with only_one(path, deadline + SLOW_S) as lock:  # Who starts it says first what is wrong.
+    deadline = time.monotonic() + START_S
+    with only_one(path, deadline) as lock:
         with contextlib.suppress(PeerLost):
             connect(path, keeper_decoder, "the keeper").close()
             return
-        if not _start(config, path, lock, deadline, say):
-            _start(config, path, lock, deadline, say)
+        _start(config, path, lock, deadline)
 
 
-def ensure_peer(config: "Config") -> None:
-    """See to it that the second keeper of a keeper listens."""
-    ensure(msgspec.structs.replace(config, socket=config.peer, peer=""), lambda _: None, PEER_START_S)
-
-
-def _start(config: "Config", path: Path, lock: int, deadline: float, say: Say) -> bool:
-    """Start one; False if somebody stopped it meanwhile, so that it was killed.
+def _start(config: "Config", path: Path, lock: int, deadline: float) -> None:
+    """Start one.
 
     It holds the lock too until it listens: if its starter is killed meanwhile, nobody starts a second.
     """
@@ -122,48 +111,24 @@ def _start(config: "Config", path: Path, lock: int, deadline: float, say: Say) -
             pass_fds=(lock,),
         )
     try:
-        line = _await(starter, deadline, say)
+        line = _await(starter, deadline)
     finally:
         assert starter.stdout is not None
         starter.stdout.close()
         starter.wait()  # It ends as soon as there is a keeper, or was killed.
-    if line == STOPPED:
-        return False
     if line != READY:
         raise PeerLost("the keeper", f"it did not start: {line or beside(path, 'log').read_text()[-500:] or KILLED}")
-    return True
 
 
-def _await(starter: "subprocess.Popen[bytes]", deadline: float, say: Say) -> str:
-    """What a keeper says when it listens, or why it does not; one that does neither is killed."""
+def _await(starter: "subprocess.Popen[bytes]", deadline: float) -> str:
+    """What a keeper says when it listens, or why it does not; one that says neither in time is killed."""
     assert starter.stdout is not None
-    pid, said, is_slow = starter.pid, b"", False
-    slow_at = min(time.monotonic() + SLOW_S, deadline)
-    while True:
-        left = (deadline if is_slow else slow_at) - time.monotonic()
-        if select.select([starter.stdout], [], [], max(left, 0.0))[0]:
-            data = os.read(starter.stdout.fileno(), 4096)
-            said += data
-            lines = said.decode(errors="replace").split("\n")[:-1]
-            pid = next((int(line) for line in lines if line.isdigit()), pid)
-            answers = [line for line in lines if not line.isdigit()]
-            if answers or not data:
-                return "".join(answers[:1])
-        elif is_slow or _is_stopped(pid):
-            is_stopped = _is_stopped(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(starter.pid, signal.SIGKILL)  # The session that it was started in.
-            if not is_slow and is_stopped:
-                say(f"the keeper (pid {pid}) was stopped while it started, and is replaced")
-                return STOPPED
-            return f"it (pid {pid}) did not listen in time"
-        else:
-            is_slow = True
-            say(f"the keeper (pid {pid}) does not listen yet, after {SLOW_S:g} s; waiting up to {START_S:g} s for it")
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
+    said = b""
+    while select.select([starter.stdout], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+        data = os.read(starter.stdout.fileno(), 4096)
+        said += data
+        if b"\n" in said or not data:
+            return said.decode(errors="replace").partition("\n")[0]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(starter.pid, signal.SIGKILL)  # The session that it was started in.
+    return "it did not listen in time, is it stopped?"

@@ -316,13 +316,13 @@ def chunk_copies(
         if common is None:
             continue
         if common is piece.box:  # Both the same box, as most are.
-            source, begin = Spot(address, strides_of(box.shape)), to(piece.tensor or entry.name) + piece.offset * size
+            source, begin = Spot(address, strides_of(box.shape)), to(entry.name) + piece.offset * size
             yield Copy(common, entry.shape, size, source, Spot(begin, piece.strides))
             continue
         inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
         place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]
         source = spot(address, size, strides_of(box.shape), inside)
-        yield Copy(common, entry.shape, size, source, _spot_of(piece, to(piece.tensor or entry.name), size, place))
+        yield Copy(common, entry.shape, size, source, _spot_of(piece, to(entry.name), size, place))
 
 
 def _spot_of(piece: Piece, address: int, size: int, place: Sequence[int]) -> Spot:

@@ -6,7 +6,7 @@ finds them all the same.
 
 from collections.abc import Mapping
 
-from argosy.checkpoint.reading import Step
+from argosy.checkpoint.step_index import Step
 from argosy.core import ConfigError
 from argosy.transfer import Adoption, State, references
 

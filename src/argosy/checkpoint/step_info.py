@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from argosy.checkpoint.arranging import segment_header
-from argosy.checkpoint.committing import read_pins
-from argosy.checkpoint.differing import without_equals
+from argosy.checkpoint.chunk_reader import Reading
+from argosy.checkpoint.commit_step import read_pins
 from argosy.checkpoint.files import Files, aligned
 from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
-from argosy.checkpoint.reading import ELSEWHERE, Step, all_chunks, find_step, open_step, roots
-from argosy.checkpoint.restoring import restore
+from argosy.checkpoint.per_rank_values import without_equals
+from argosy.checkpoint.restore_step import restore
+from argosy.checkpoint.step_index import ELSEWHERE, Step, all_chunks, find_step, open_step, roots
 from argosy.checkpoint.stores import open_files
-from argosy.checkpoint.verifying import Reading
+from argosy.checkpoint.write_plan import segment_header
 from argosy.core import ArgosyError
 from argosy.transfer import Value, add, finish, holds_values
 

@@ -1,34 +1,28 @@
 """Fit what is stored to what lives here: names, shapes, roles, and where in live memory each stored cell goes."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from argosy.checkpoint.differing import own_first
 from argosy.checkpoint.format import Entry
-from argosy.checkpoint.gathering import EXCHANGE_TIMEOUT_S
-from argosy.checkpoint.prefixes import aligned_names, check_prefixes
-from argosy.checkpoint.reading import Step, stored_state
-from argosy.checkpoint.tying import tied, untying
+from argosy.checkpoint.module_names import aligned_names, check_prefixes
+from argosy.checkpoint.per_rank_values import own_first
+from argosy.checkpoint.rank_exchange import EXCHANGE_TIMEOUT_S
+from argosy.checkpoint.remap import Remap, remapped
+from argosy.checkpoint.step_index import Step, stored_state
+from argosy.checkpoint.tied_weights import tied, untied
 from argosy.core import ConfigError
 from argosy.transfer import (
     Adoption,
-    Layout,
-    Made,
     Member,
-    Remap,
-    Renamed,
     Role,
     State,
-    UnalignedBlocks,
     Unit,
     checked_roles,
     full_name,
-    parts_by_source,
     referring,
-    seen_from_source,
 )
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -40,12 +34,10 @@ class Wish:
 
     rename: Rename | None = None
     remap: Remap | None = None
-    """Rules that split, fuse, stack or transpose stored tensors, by the names that `rename` gives them."""
+    """Makes other tensors of the stored ones, by the names that `rename` gives them; see `remap.py`."""
     partial: bool = False
     fresh: bool = False
     roles: Collection[Role] | None = None
-    requantize: bool = False
-    """Quantise values anew where they have other blocks here than they were stored with: that is not exact."""
     timeout_s: float = EXCHANGE_TIMEOUT_S
     """How long to wait for other ranks."""
 
@@ -55,8 +47,8 @@ class Wish:
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ConfigError(f"timeout_s is a number above 0: {timeout_s!r}")
         remap: Any = self.remap
-        if remap is not None and not isinstance(remap, Remap):
-            raise ConfigError(f"remap= is a Remap of rules: {remap!r}", hint="Remap((SplitUp(...), ...))")
+        if remap is not None and not callable(remap):
+            raise ConfigError(f"remap= is a function from tensors by name to tensors by name: {remap!r}")
         rename: Any = self.rename
         if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
             raise ConfigError(f"rename= is a dict or a function of names: {type(rename).__name__}")
@@ -64,16 +56,19 @@ class Wish:
 
 @dataclass(slots=True)
 class Fit:
-    """Stored boxes under the names of `targets`, whose layouts say where in the memory of `locals` they go."""
+    """Stored boxes under the names of `targets`, whose layouts say where in live memory they go."""
 
     entries: list[Entry]
     targets: dict[str, Member]
-    locals: dict[str, Any]
     adoption: Adoption = field(default_factory=lambda: Adoption({}, lambda: None))
+    sources: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Instead of boxes: the whole tensors that a user's function made."""
 
 
-def fit(found: Step, live: State, wish: Wish) -> Fit:
+def fit(found: Step, live: State, wish: Wish, tensors: Mapping[str, Any] | None = None) -> Fit:
     """Find a place for everything that is stored and wanted; nothing is written.
+
+    `tensors` are all that are stored, by their stored names: `wish.remap` needs them.
 
     Raises:
         ConfigError: names, shapes or dtypes do not fit.
@@ -87,14 +82,26 @@ def fit(found: Step, live: State, wish: Wish) -> Fit:
         entries = [_under_name(entry, names) for entry in entries]
         renamed = _renamed(stored, names)
     renamed = tied(_chosen(renamed, live, wish), entries, live)
-    remap = untying(renamed, live, wish.remap)
-    mapped, made = (renamed, {}) if remap is None else remapped_state(renamed, remap)
+    renamed, entries = untied(renamed, entries, live)
+    mapped, sources = renamed, dict[str, Any]()
+    if wish.remap is not None and tensors is not None:
+        mapped = remapped(renamed, _by_name(found.entries, entries, tensors), wish.remap)
+        sources = {name: member.local for name, _, member in mapped.members()}
     assert live.adopt is not None
     adoption = live.adopt(mapped)
     _check(adoption, live, wish, _missing(adoption, stored, live))
-    targets = adoption.targets if remap is None else _seen(renamed, made, adoption.targets)
-    entries = [entry for entry in entries if entry.name in targets]
-    return Fit(entries, targets, {name: member.local for name, member in adoption.targets.items()}, adoption)
+    entries = [entry for entry in entries if entry.name in adoption.targets]
+    return Fit(entries, adoption.targets, adoption, sources)
+
+
+def _by_name(stored: Sequence[Entry], entries: Sequence[Entry], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored tensors by the names that their entries have got."""
+
+    def place(entry: Entry) -> tuple[Any, ...]:
+        return entry.file, entry.offset, entry.key, entry.dtype, entry.shape
+
+    names = {place(entry): entry.name for entry in stored}
+    return {entry.name: tensors[names[place(entry)]] for entry in entries}
 
 
 def _missing(adoption: Adoption, stored: State, live: State) -> list[str]:
@@ -121,11 +128,6 @@ def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> N
         raise ConfigError(f"no place for stored {some(adoption.unused)}", hint="rename them, or pass partial=True")
     elif missing:
         raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
-    if adoption.requantised and not wish.requantize:
-        raise UnalignedBlocks(
-            f"stored in other blocks than are here: {some(adoption.requantised)}",
-            hint="choose ranks or shard sizes that are multiples of the block, or pass requantize=True: not exact",
-        )
     if adoption.bare and not wish.fresh:
         raise ConfigError(
             f"stored without moments, which the optimizer here would begin anew: {some(adoption.bare)}",
@@ -204,59 +206,3 @@ def _renamed(stored: State, names: Mapping[str, str]) -> State:
 def _under_name(entry: Entry, names: Mapping[str, str]) -> Entry:
     new = names.get(entry.unit, entry.unit)
     return entry if new == entry.unit else msgspec.structs.replace(entry, unit=new, name=full_name(new, entry.key))
-
-
-def remapped_state(stored: State, remap: Remap) -> tuple[State, dict[str, Made]]:
-    """The units that rules make of the stored ones, and of what each of their tensors is made.
-
-    What has the parameter's shape goes with it; a scalar (the step) is that of the first.
-    """
-    used = {name for rule in remap.rules for name in rule.olds}
-    result = State(values=stored.values)
-    found: dict[str, Made] = {}
-    for rule in (*remap.rules, *(Renamed(name, name) for name in stored.units if name not in used)):
-        if any(old not in stored.units for old in rule.olds):
-            raise ConfigError(f"a rule names tensors that are not stored: {', '.join(rule.olds)}")
-        first = stored.units[rule.olds[0]]
-        keep = isinstance(rule, Renamed)
-        news = [""]
-        for key in sorted(first.members, key=lambda key: first.members[key].kind != "same"):
-            member = first.members[key]
-            if member.kind == "same" or keep:
-                shapes = {old: _member(stored, old, key).shape for old in rule.olds}
-                made = rule.made(shapes)
-                news = list(made)
-            elif member.kind == "scalar":
-                one = Renamed(first.name, "").made({first.name: member.shape})[""]
-                made = dict.fromkeys(news, one)
-            else:
-                raise ConfigError(f"{full_name(first.name, key)} is {member.kind}: only a rename can move it")
-            for new, each in made.items():
-                if full_name(new, key) in found:
-                    raise ConfigError(f"two rules make the same tensor: {full_name(new, key)}")
-                aliases = first.aliases if keep else ()
-                unit = result.units.setdefault(new, Unit(new, {}, first.options, aliases))
-                layout = Layout(each.shape, ())
-                unit.members[key] = Member(key, member.role, member.dtype, layout, None, member.kind)
-                parts = tuple(msgspec.structs.replace(p, source=full_name(p.source, key)) for p in each.parts)
-                found[full_name(new, key)] = Made(each.shape, parts)
-    return result, found
-
-
-def _member(stored: State, unit: str, key: str) -> Member:
-    member = stored.units[unit].members.get(key)
-    if member is None:
-        raise ConfigError(f"{unit} has no {key}, which goes with it into another tensor")
-    return member
-
-
-def _seen(renamed: State, made: Mapping[str, Made], targets: Mapping[str, Member]) -> dict[str, Member]:
-    """The live memory in the index spaces of the stored tensors."""
-    layouts = {name: member.layout for name, member in targets.items()}
-    parts = parts_by_source(made)
-    found: dict[str, Member] = {}
-    for name, _, member in renamed.members():
-        layout = seen_from_source(member.shape, parts.get(name, []), layouts)
-        if layout.pieces:
-            found[name] = Member(member.key, member.role, member.dtype, layout, None, member.kind)
-    return found

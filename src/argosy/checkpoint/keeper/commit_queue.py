@@ -2,22 +2,20 @@
 
 import errno
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import msgspec
 
 from argosy.checkpoint.arena import Arena, content_of
-from argosy.checkpoint.committing import Committer
+from argosy.checkpoint.commit_step import Committer
 from argosy.checkpoint.format import Draft
 from argosy.checkpoint.keeper.life import Place
 from argosy.checkpoint.keeper.messages import Hello
 from argosy.checkpoint.keeper.shelf import Slot
-from argosy.checkpoint.operations import Operation
 from argosy.checkpoint.owner import Owner, release, take
-from argosy.checkpoint.stores import Before, Store, open_store
+from argosy.checkpoint.stores import Store, open_store
 
 Part = tuple[Slot, Arena, int]
 """A slot, its memory, and the descriptor of its draft."""
@@ -27,38 +25,6 @@ class _Waiting(NamedTuple):
     name: str
     parts: list[Part]
     is_tagged: bool
-
-
-class _Bound:
-    """A store that is written to only while it is what the keeper serves (L2)."""
-
-    def __init__(self, store: Store, place: Place, say: Callable[[str], None]) -> None:
-        self._store, self._place, self.name, self.files = store, place, store.name, store.files
-        self.say = store.say = say
-
-    def _check(self) -> None:
-        if self._place.look() != "there":
-            raise FileNotFoundError(errno.ENOENT, "removed or replaced while its keeper lived", self.name)
-
-    def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
-        def check(operation: Operation) -> None:
-            self._check()
-            if before is not None:
-                before(operation)
-
-        self._store.perform(operations, arena, check)
-
-    def put(self, path: str, data: bytes, *, only_if_new: bool = False) -> bool:
-        self._check()
-        return self._store.put(path, data, only_if_new=only_if_new)
-
-    def delete(self, path: str) -> None:
-        self._check()
-        self._store.delete(path)
-
-    def alone(self, timeout_s: float) -> AbstractContextManager[bool]:
-        self._check()
-        return self._store.alone(timeout_s)
 
 
 class Commits:
@@ -91,7 +57,8 @@ class Commits:
             DirectoryInUse: another living run writes there.
         """
         if self._store is None:
-            self._store = _Bound(open_store(hello.store, new=True), self._place, self._from_thread)
+            self._store = open_store(hello.store, new=True)
+            self._store.say = self._from_thread
         if self._owner is None:
             self._owner = take(self._store, "keeper")
             self._place.bind()
@@ -170,6 +137,8 @@ class Commits:
         if committer.size != draft.size:  # Written by a launch of another size.
             committer = Committer(committer.store, draft.rank, draft.size, committer.keep, self._from_thread)
             committer.owner = self._owner
+        if self._place.look() != "there":  # L2
+            raise FileNotFoundError(errno.ENOENT, "removed or replaced while its keeper lived", committer.store.name)
         committer.commit(draft, arena.view)
 
     def _written(self, waiting: _Waiting, error: BaseException | None) -> None:

@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 from argosy.checkpoint.format import CorruptShard, StepNotFound, Unreadable
-from argosy.checkpoint.gathering import exchanged
 from argosy.checkpoint.keeper.source import keeper_sources
-from argosy.checkpoint.reading import Candidate, FilesSource, Source
+from argosy.checkpoint.rank_exchange import exchanged
+from argosy.checkpoint.step_index import Candidate, FilesSource, Source
 from argosy.checkpoint.stores import located, open_files
 from argosy.core import ArgosyError, ConfigError, PeerLost
 
