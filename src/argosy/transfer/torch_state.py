@@ -52,13 +52,15 @@ def describe(
     others: Mapping[str, Any] | None = None,
     blocks: Mapping[str, int | Blocks] | None = None,
     local: Collection[str] = (),
+    own: Collection[Tensor] = (),
     ranks: tuple[int, int] | None = None,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `blocks` maps the key of an
     optimizer's tensor of scales to its block size, or to `Blocks`, which also say what it scales; `local` names
-    entries of `others` that each rank keeps for itself (random generators, cursors). `ranks` is (rank, size);
+    entries of `others` that each rank keeps for itself (random generators, cursors). Of the parameters in `own` each
+    rank has another one: it is kept under the name of the rank, with its optimizer state. `ranks` is (rank, size);
     torch.distributed's if it is initialised.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
@@ -71,6 +73,7 @@ def describe(
     state = State(rank, size)
     sizes = {key: each if isinstance(each, Blocks) else Blocks(each) for key, each in (blocks or {}).items()}
     builder = _Builder(state, sizes, others)
+    builder.own = {id(each) for each in own}
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
@@ -160,6 +163,8 @@ class _Builder:
     def __init__(self, state: State, blocks: dict[str, Blocks], home: Mapping[str, Any] | None = None) -> None:
         self.state, self.blocks, self.home = state, blocks, home
         self._plain: dict[torch.Size, Layout] = {}
+        self.own: set[int] = set()
+        """The parameters, by identity, of which each rank has another one."""
         self.names: dict[int, str] = {}
         self.origins: dict[str, str] = {}
         """Where each name comes from, as errors say it."""
@@ -245,6 +250,7 @@ class _Builder:
                 self._add_tensor(dot + clean(name), buffer, "buffer", whose[1])
 
     def _add_tensor(self, name: str, tensor: Tensor, role: Any, origin: str) -> None:
+        name = f"rank{self.state.rank}/{name}" if id(tensor) in self.own else name
         self.claim(name, origin)
         first = self.names.setdefault(id(tensor), name)
         if first != name:
@@ -252,6 +258,8 @@ class _Builder:
             return
         key = "parameter" if role == "parameter" else "value"
         self.state.units[name] = Unit(name, {key: self.member(name, key, role, tensor)})
+        if id(tensor) in self.own:
+            self._only_on(self.state.rank, self.state.units[name], key)
         self.parameters[name] = tensor
 
     def add_parameter(self, name: str, parameter: nn.Parameter) -> None:
@@ -278,14 +286,14 @@ class _Builder:
                     )
                 unit = self.state.units[name]
                 unit.options = {**options, **owner}
-                rank = rank_of(optimizer, parameter)
+                rank = self.state.rank if id(parameter) in self.own else rank_of(optimizer, parameter)
                 self.owners[name] = Owner(title, optimizer, group, holder, rank)
                 for key, value in holder.state.get(parameter, {}).items():
                     if not isinstance(key, str):
                         raise ConfigError(f"optimizer state of {name} cannot be kept: one of its keys is {key!r}")
                     self.claim(full_name(name, key), origin)
                     self._add_state(unit, key, value, parameter)
-                    if rank is not None:
+                    if rank is not None and (key in unit.members or id(parameter) not in self.own):
                         self._only_on(rank, unit, key)
                 self._check_blocks(unit)
 
