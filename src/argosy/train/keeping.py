@@ -199,9 +199,10 @@ def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others)
+    own = run.healing.apart
+    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others, own=own)
     state.modules = state.modules or dict.fromkeys(tracked.modules, "")
-    for name, ranks in run.mending.holders.items():
+    for name, ranks in run.healing.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():
             if unit is not None and member.layout.ranks == tuple(range(run.size)):

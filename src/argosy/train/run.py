@@ -27,17 +27,17 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
+from argosy.train.arena import Arena
 from argosy.train.asked import check_count, check_directory, check_name, check_run, check_whole
 from argosy.train.crew import Crew, NobodyCame
 from argosy.train.fruitless import Fruitless
+from argosy.train.healing import Healing
 from argosy.train.keeping import Keep, Saves
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
-from argosy.train.mending import Mending
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
 from argosy.train.parents import parse_parent
-from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
 from argosy.train.rows import HIGHEST, Best, Row, at_call, numbers
@@ -90,10 +90,10 @@ class Run:
         self.saves = Saves(
             self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
         )
-        memory = here().memory
-        self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
-        self.once = Once(memory if self.pocket else None, self.rank)
-        self.mending = Mending(self)
+        self.folders = arena_folders()
+        self.arena = Arena(self.folders, self.rank, self.tell) if self.crew.kind == "replaceable" else None
+        self.once = Once(here().memory if self.arena else None, self.rank)
+        self.healing = Healing(self)
         self.leaving = Leaving(self)
         self.fruitless = Fruitless(self)
         self.parent = parse_parent(parent)
@@ -126,13 +126,18 @@ class Run:
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
 
-        LBFGS is refused: it evaluates the model several times in one step.
+        LBFGS is refused: it evaluates the model several times in one step. On several ranks every trained parameter
+        is a DTensor, or in DDP or `replicate`, or named here, as a module, a parameter or a pattern of names:
+        `own=[...]` are those that each rank trains for itself, `replicated=[...]` those that the script keeps alike.
 
         Raises:
             ConfigError: something is tracked twice, or has no state_dict.
         """
         with self._hopeless():
             for name, thing in things.items():
+                if name in ("own", "replicated"):
+                    self.tracked.declared.add(name, thing)
+                    continue
                 if name == "run" or "/" in name:
                     raise ConfigError(f"run.track cannot use this name: {name!r}")
                 self.tracked.add(name, thing)
@@ -207,6 +212,8 @@ class Run:
             self.parallel.find(self.tracked.modules.values())
             if self._is_finished():
                 return
+            if self.crew.kind == "replaceable" and not self.crew.joined:
+                self.parallel.build_buckets()
             self.wish.listen()
             watching = register_optimizer_step_pre_hook(self._before_update)
             self.leaving.watch()
@@ -280,15 +287,15 @@ class Run:
     def wishes(self, loss: float, late: bool) -> list[int]:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
         due = self.saves.due(self.step + 1, time.monotonic())
-        flags = [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
+        flags = [-int(self.wish.asked), -int(late or self.healing.pending), -int(due)]
         return [to_word(loss), *flags, *self.rewinding.words(), *self.saves.words()]
 
     def agreed(self, words: Sequence[int]) -> float:
         """What the ranks wish, taken together; the largest loss."""
         stop, late, due = (-word for word in words[1:4])
         self.wish.agree(stop)
-        if late and not self.mending.late:
-            self.mending.late = True
+        if late and not self.healing.late:
+            self.healing.late = True
             self.say(f"step {self.step} communicated after its first update: all state is now copied before each step")
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
@@ -297,10 +304,10 @@ class Run:
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
-        self.step, self.mending.pristine = step.number + 1, False
+        self.step = step.number + 1
         for loader in step.loaders:
             loader.commit()
-        self.once.forget()
+        self.once.forget(step.number)  # Those of this step: ranks may have to go back by one.
         self.fruitless.see(step)
         if self.spike is not None:
             self.rewinding.watch(self.spike, step)
@@ -309,15 +316,29 @@ class Run:
         if self.page is not None:
             self.page.step()
             self.page.reach(self.step)
-        self.mending.after(step, late=late)
+        self.healing.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
             with self._hopeless():
                 self.saves.save(self, None)
 
-    def lost(self, number: int, loss: ArgosyError | None) -> None:
-        """An attempt did not count, because a rank is lost."""
+    def lost(self, number: int, loss: ArgosyError | None, *, torn: bool = False) -> None:
+        """An attempt did not count, because a rank is lost, or because it failed after the vote.
+
+        Raises:
+            PeerLost: no rank is replaced here.
+            Diverged: this rank has no state to continue from.
+        """
         self.leaving.judge(number, loss)
+        self.healing.torn = self.healing.torn or torn
+        if loss is None and torn:
+            said = f"step {number}: an optimizer stepped, then gradients of another were not finite"
+            if self.crew.kind != "replaceable":
+                self._broken = said
+                raise Diverged(said, hint="the same command resumes from the last checkpoint")
+            self.tell(f"{said}; all ranks go back to the last version that they all hold")
+            self.crew.group.give_up(PeerLost(f"rank {self.rank}", "its gradients are not finite"))
+            self.crew.open_view()
         if self.crew.kind != "replaceable":
             self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
@@ -377,17 +398,17 @@ class Run:
             if self.crew.is_lost():
                 raise self.crew.group.loss
             self.crew.joined = True
-            self.mending.from_disk()
-            self.mending.compare()
+            self.healing.find_holders()
+            self.healing.from_disk()
             self.saves.open(self, None)
             if self.page is not None:
                 self.page.reach(self.step)
             return True
         try:
             view = self.crew.meet(self._is_no_use, settled=self._settles)
-            if self.mending.fresh:  # With nothing to save it can leave at once.
+            if self.healing.fresh:  # With nothing to save it can leave at once.
                 self.wish.check()
-            self.mending.heal(view)
+            self.healing.heal(view)
         except NobodyCame as error:
             save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
@@ -401,7 +422,7 @@ class Run:
         if self._lost_at is not None:
             since, what = self._lost_at
             self._lost_at = None
-            if self.rank == self.mending.speaker:
+            if self.rank == self.healing.speaker:
                 self.tell(f"{what}; resumed step {self.step:,} after {time.monotonic() - since:.1f} s")
         return True
 
@@ -462,7 +483,8 @@ class Run:
         if self.crew.generation == 0:
             if self.crew.kind == "replaceable":
                 self.crew.meet(lambda: False)
-            self.mending.from_disk(quiet=True)
+            self.healing.find_holders()
+            self.healing.from_disk(quiet=True)
         return True
 
     def failed_rehearsal(self, error: BaseException) -> None:
@@ -489,3 +511,11 @@ class Run:
         except (ConfigError, Diverged):
             self.give_up()
             raise
+
+
+def arena_folders() -> list[Path]:
+    """Where arenas are: in shared memory, and if that is too small on the local disk. Both are removed with the run."""
+    place = here()
+    if place.memory is None or place.socket is None:
+        return []
+    return [place.memory, place.socket.parent / "runs" / place.run]

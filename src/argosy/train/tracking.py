@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
+from argosy.train.ownership import Declared, Ownership, find_owned
 
 SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
@@ -43,6 +44,7 @@ class Tracked:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.others: dict[str, Any] = {}
+        self.declared = Declared()
         self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
         """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
         self._extras: list[tuple[str, nn.Module]] = []
@@ -98,13 +100,22 @@ class Tracked:
         known = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
         return not self.optimizers or any(id(p) in known for group in optimizer.param_groups for p in group["params"])
 
-    def parameters(self) -> dict[str, Tensor]:
-        """This rank's part of every parameter."""
+    def named(self) -> dict[str, Tensor]:
+        """Every parameter by its name."""
         return {
-            f"{name}/p/{key}": local(parameter)
+            f"{name}/p/{key}": parameter
             for name, module in self.modules.items()
             for key, parameter in module.named_parameters()
         }
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's part of every parameter."""
+        return {name: local(parameter) for name, parameter in self.named().items()}
+
+    def ownership(self, size: int) -> Ownership:
+        """Which parameters each of `size` ranks has for itself."""
+        trained = {id(p) for each in self.optimizers.values() for group in each.param_groups for p in group["params"]}
+        return find_owned(self.modules, trained, self.declared.find(self.modules), size)
 
     def buffers(self) -> dict[str, Tensor]:
         """What forward passes change, each rank in its own way."""

@@ -1,0 +1,56 @@
+"""Find gradients that are infinite or not a number, before an optimizer of a step uses them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from argosy.train.tracking import local
+
+
+class Gradients:
+    """The gradients of one attempt, for all optimizers of the run."""
+
+    def __init__(self, optimizers: Iterable[Any], others: Iterable[Any]) -> None:
+        self._optimizers = list(optimizers)
+        # A scaler looks at each optimizer's gradients itself, and must see them to lower its scale.
+        self._scaled = any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in others)
+        self._first = True
+        self._token = object()
+
+    def check(self, optimizer: Any) -> tuple[bool, bool]:
+        """Before `optimizer` steps: whether what was not checked yet is finite, and whether it was made since.
+
+        Before the first update the gradients of all optimizers are checked: the vote that follows is about all of them.
+        """
+        if self._first:
+            self._first = False
+            found = list(_of([optimizer] if self._scaled else self._optimizers))
+            if len(self._optimizers) > 1:
+                for gradient in found:
+                    gradient.argosy_checked = (self._token, gradient._version)
+            return is_finite(found), False
+        found = [each for each in _of([optimizer]) if _mark(each) != (self._token, each._version)]
+        return is_finite(found), any(_mark(each)[0] is not self._token for each in found)
+
+
+def _of(optimizers: Iterable[Any]) -> Iterator[Any]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from (parameter.grad for parameter in group["params"] if parameter.grad is not None)
+
+
+def _mark(gradient: Any) -> tuple[Any, int]:
+    return getattr(gradient, "argosy_checked", (None, 0))
+
+
+def is_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    """Whether no number in them is infinite or not a number."""
+    parts = [part for gradient in gradients if (part := local(gradient)).numel()]
+    if not parts:
+        return True
+    dense = [part for part in parts if part.layout is torch.strided]
+    total = sum(norm.float() for norm in torch._foreach_norm(dense)) if dense else torch.zeros(())  # pyright: ignore
+    if len(dense) == len(parts) and bool(torch.isfinite(torch.as_tensor(total))):
+        return True  # What is not finite stays so in a norm; large numbers may only seem to be.
+    return all(bool(torch.isfinite(part.coalesce().values() if part.is_sparse else part).all()) for part in parts)
