@@ -64,9 +64,7 @@ def test_a1_a_version_that_was_torn_does_not_count(tmp_path: Path):
     arena.put("full", Version(2), filled(2))
     bad = Capsule({**filled(3).tensors, "bad": torch.ones(3, device="meta")}, {})
     with pytest.raises(NotImplementedError, match="meta tensor"):
-        arena.put(
-            "full", Version(3), bad
-        )  # torch refuses in the middle of the bytes.
+        arena.put("full", Version(3), bad)  # torch refuses in the middle of the bytes.
     assert Arena([tmp_path], 0).held() == [Version(2)]
 
 
