@@ -1,10 +1,11 @@
 """Trainings that once ended with wrong numbers, in silence, after a rank was killed."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console import Console, Ended, terminal
+from console import Console, Ended, cold_terminal, terminal
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "program.py")
 STEPS = 8
@@ -40,7 +41,7 @@ def check(console: Console, ranks: int, parts: str, *deaths: str) -> str:
 
 def test_a_collective_after_the_vote_is_never_answered_locally(dock: Console):
     text = check(dock, 2, "ddp,late5", "1.0:after vote:4")
-    assert "communicated after its first update: all ranks went back to step 4" in text
+    assert "a rank was lost in a step that had changed state already: all ranks went back to step 4" in text
 
 
 def test_a_message_after_the_vote_is_never_answered_locally(dock: Console):
@@ -94,3 +95,31 @@ def test_gradients_of_a_second_optimizer_that_are_not_finite_skip_the_step(dock:
 
 def test_a_second_ddp_module_that_is_used_now_and_then(dock: Console):
     check(dock, 2, "ddp,critic2", "0.0:critic:1", "1.0:forward:6")
+
+
+SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m none /dev/shm && exec "$@"', "sh"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small /dev/shm needs root")
+def test_a_small_shared_memory_is_enough(dock: Console, tmp_path: Path):
+    """Two versions of two shards do not fit."""
+    parts, deaths = "fsdp,wide", ["1.0:forward:2", "0.0:after vote:4", "1.1:before vote:5", "0.1:forward:6"]
+    with cold_terminal(tmp_path) as console:
+        words = [console.python, "-m", "argosy", "run", "-n", "2", SCRIPT, "runs/small", str(STEPS), parts, *deaths]
+        small = console.run([*SMALL, *words])
+    assert digests(small) == digests(start(dock, 2, parts))
+    assert small.text.count("/dev/shm/") == small.text.count("is too small for what only rank") > 0, small.text
+
+
+@pytest.mark.parametrize(
+    ("parts", "death"),
+    [
+        ("ddp,ema", "1.0:after vote:2"),  # The count of an average is no buffer of this rank's own.
+        (
+            "ddp,sgd,scaler,ema,nan2",
+            "1.0:end:5",
+        ),  # The scaler skips the update, so the average changes before the vote.
+    ],
+)
+def test_an_average_is_updated_once_a_step(dock: Console, parts: str, death: str):
+    check(dock, 2, parts, death)

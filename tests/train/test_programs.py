@@ -31,6 +31,8 @@ def generate(seed: int) -> Program:
     ranks, wrapper = draw.choice([2, 2, 3]), draw.choice(["ddp", "ddp", "replicate", "fsdp", "fsdp"])
     extras = EXTRAS + (["norm", "ema"] if wrapper == "ddp" else [])  # What else can be copied, and is synchronised.
     parts = [wrapper, *(part for part in extras if draw.random() < 0.25)]
+    if wrapper != "ddp" and {"scaler", "expert"} <= set(parts):  # torch's scaler takes no mix of DTensors and others.
+        parts.remove("expert")
     parts += [f"{part}{draw.randrange(1, 6)}" for part in EXCHANGES if draw.random() < 0.35]
     generations, deaths = [0] * ranks, list[str]()
     for step in sorted(draw.randrange(STEPS) for _ in range(draw.choice([1, 1, 2, 3]))):

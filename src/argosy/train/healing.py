@@ -48,6 +48,8 @@ class Healing:
         self._said = False
         self._voted: dict[str, int] = {}
         """The versions of buffers, as torch counts them, when the last vote began."""
+        self._changed: list[str] = []
+        """The buffers that differ between ranks, as of the last vote."""
         self._final = -1
         self.holders: dict[str, tuple[int, ...]] = {}
         """Of what only some ranks have, such as the stages of a pipeline: who has it."""
@@ -99,8 +101,8 @@ class Healing:
         self.fresh = self.torn = False
         if torn and run.rank == self.speaker:
             run.tell(
-                f"a rank was lost in a step that communicated after its first update: all ranks went back to step "
-                f"{run.step:,}; from now on all state is copied before each step"
+                f"a rank was lost in a step that had changed state already: all ranks went back to step {run.step:,}; "
+                "from now on all state is copied before each step"
             )
 
     def _from_peer(self, source: int, version: Version, to: tuple[int, ...]) -> None:
@@ -226,8 +228,9 @@ class Healing:
             return
         changed = [name for name, now in buffers.items() if final or not torch.equal(now, before.tensors[name])]
         self._voted = {name: buffer._version for name, buffer in buffers.items()}
-        if not changed and self._final < step - 1 and run.arena.extend(step, "local"):
+        if not changed and not self._changed and self._final < step - 1 and run.arena.extend(step, "local"):
             return
+        self._changed = changed
         self._put_local(run.arena, step, "local", Capsule(buffers, {"changed": changed}))
 
     def _put_local(self, arena: Arena, step: int, kind: Kind, capsule: Capsule) -> None:

@@ -73,6 +73,7 @@ class Step:
         """Why it was skipped."""
         self._latch: Any = None
         self._light = Capsule({}, {})
+        self._versions: list[int] = []
         self._undo: Capsule | None = None
 
     @property
@@ -184,7 +185,7 @@ class Step:
             raise ConfigError(f"step {self.number} was entered before", hint="take a new one from run.steps()")
         self.entered = True
         run.current = self
-        self._light = run.tracked.capture_light()
+        self._light, self._versions = run.tracked.capture_light(), run.tracked.versions()
         if self._attempt.undo:
             run.saves.wait_for_copy()
             found = run.tracked.capture()
@@ -213,7 +214,7 @@ class Step:
         if self.updates == 0 and not self.rehearsal and self._run.recheck.wants(self.number):
             self._compare()
         finite, renewed = self._gradients.check(optimizer)
-        self._react(Updating(self._issued, finite, renewed))
+        self._react(Updating(self._issued, finite, renewed, self.updates == 0 and self._has_changed))
 
     def _react(self, event: Event) -> list[Effect]:
         """Take note of an event, and do what has to be done inside the block; returns the rest.
@@ -246,6 +247,10 @@ class Step:
     @property
     def _issued(self) -> int:
         return 0 if self._latch is None else self._latch.issued
+
+    @property
+    def _has_changed(self) -> bool:
+        return self._versions != self._run.tracked.versions()
 
     @property
     def _lost(self) -> bool:
@@ -291,7 +296,8 @@ class Step:
         run, effects = self._run, list[Effect]()
         try:
             torn = self._latch is not None and self._latch.torn
-            effects = self._react(Leaving(_how(error), self._issued, self._lost, torn))
+            changed = self.outcome is not Outcome.APPLIED and self._has_changed
+            effects = self._react(Leaving(_how(error), self._issued, self._lost, torn, changed))
         finally:
             if self._latch is not None:
                 self._latch.__exit__(None, None, None)
@@ -302,7 +308,8 @@ class Step:
         if self.outcome is Outcome.APPLIED and self._latch is not None and self._latch.mismatch is not None:
             raise self._diverged(str(self._latch.mismatch)) from error
         for effect in effects:
-            self._perform(effect, error, whole=Effect.ROLL_BACK in effects)
+            whole = Effect.ROLL_BACK in effects and (self._attempt.undo or not self._attempt.changed)
+            self._perform(effect, error, whole=whole)
         return isinstance(error, Exception) and Effect.FAIL not in effects
 
     def _perform(self, effect: Effect, error: BaseException | None, *, whole: bool) -> None:

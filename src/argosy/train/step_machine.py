@@ -1,6 +1,7 @@
 """Decide what one attempt at a step does next. Pure: `step.py` performs the effects.
 
 M1  Before the vote nothing that matters has changed, or it was copied first (`undo`): an attempt can be rolled back.
+    Otherwise, as when a scaler lets no optimizer step and an average is updated, a lost attempt is torn.
 M2  If all ranks vote to apply, all who voted apply. If one is lost before, none does, and the step is attempted again.
 M3  After the vote a rank either finishes its block or is torn: its state belongs to no step, and it commits nothing.
 M4  A loss explains every `Exception` of its attempt before the vote; others are the user's.
@@ -54,6 +55,8 @@ class Updating(msgspec.Struct, frozen=True):
     """Whether all gradients that any optimizer of the run will use are finite."""
     renewed: bool = False
     """Whether this optimizer's gradients were made after the first update."""
+    changed: bool = False
+    """Whether parameters have changed since the block began."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class Leaving(msgspec.Struct, frozen=True):
     lost: bool = False
     torn: bool = False
     """An operation after the vote has failed."""
+    changed: bool = False
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -98,6 +102,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """Operations begun before the first update."""
     late: bool = False
     """Ranks communicated, or gradients were made, after the first update: later steps need `undo`."""
+    changed: bool = False
+    """Parameters changed before the vote: without `undo` a lost attempt cannot be rolled back."""
     ended: bool = False
 
     @property
@@ -124,7 +130,8 @@ def react(attempt: Attempt, event: Event) -> Reaction:
             return attempt, [Effect.HOLD if outcome is Outcome.APPLIED else Effect.ABANDON]
         case Leaving(issued=issued):
             late = attempt.late or 0 <= attempt.issued < issued
-            return _end(msgspec.structs.replace(attempt, late=late, ended=True), event)
+            changed = attempt.changed or (event.changed and attempt.outcome is not Outcome.APPLIED)
+            return _end(msgspec.structs.replace(attempt, late=late, changed=changed, ended=True), event)
         case Asked(lost):
             return _lost(attempt) if lost else _become(attempt, Outcome.FAILED, Effect.ROLL_BACK, Effect.FAIL)
 
@@ -136,7 +143,8 @@ def _update(attempt: Attempt, event: Updating) -> Reaction:
         updates=attempt.updates + 1,
         issued=event.issued if first else attempt.issued,
         finite=attempt.finite and event.finite,
-        late=attempt.late or (event.renewed and not first),
+        late=attempt.late or (event.changed if first else event.renewed),
+        changed=attempt.changed or (event.changed and first),
     )
     if attempt.rehearsal or (attempt.undo and attempt.outcome is Outcome.OPEN):
         return attempt, []
@@ -174,6 +182,8 @@ def _end(attempt: Attempt, event: Leaving) -> Reaction:
 
 
 def _lost(attempt: Attempt) -> Reaction:
+    if attempt.changed and not attempt.undo:  # M1 does not hold.
+        return _become(attempt, Outcome.TORN, Effect.REPORT_LOSS)
     return _become(attempt, Outcome.LOST, Effect.ROLL_BACK, Effect.REPORT_LOSS)
 
 

@@ -47,6 +47,7 @@ class Tracked:
         self.declared = Declared()
         self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
         """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
+        self._parts: list[Tensor] | None = None
         self._extras: list[tuple[str, nn.Module]] = []
         """The modules with extra state; found together with the buffers."""
 
@@ -63,7 +64,7 @@ class Tracked:
                     hint="give each thing to run.track once, under a name of its own",
                 )
         if isinstance(thing, nn.Module):
-            self.modules[name], self._homes = thing, None
+            self.modules[name], self._homes, self._parts = thing, None, None
         elif isinstance(thing, torch.optim.LBFGS):
             raise ConfigError(f"{name} cannot be tracked: LBFGS evaluates the model several times in one step")
         elif isinstance(thing, Optimizer):
@@ -111,6 +112,12 @@ class Tracked:
     def parameters(self) -> dict[str, Tensor]:
         """This rank's part of every parameter."""
         return {name: local(parameter) for name, parameter in self.named().items()}
+
+    def versions(self) -> list[int]:
+        """How often each parameter was written, as torch counts: what writes past torch is not seen."""
+        if self._parts is None:
+            self._parts = list(self.parameters().values())
+        return [part._version for part in self._parts]
 
     def ownership(self, size: int) -> Ownership:
         """Which parameters each of `size` ranks has for itself."""

@@ -63,7 +63,8 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = wrap(kinds.network(norm="norm" in parts))
+        wide = nn.Sequential(nn.Linear(8, 1 << 16), nn.ReLU(), nn.Linear(1 << 16, 4))  # 10 MB with its moments.
+        self.body = wrap(wide if "wide" in parts else kinds.network(norm="norm" in parts))
         self.critic = wrap(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))) if "critic" in parts else None
         self.expert = nn.Linear(4, 4) if "expert" in parts else None  # Each rank trains its own.
 
