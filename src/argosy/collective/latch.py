@@ -34,6 +34,7 @@ class Latch:
         self.torn = False
         """An operation after `hold` has failed (L4)."""
         self._held = False
+        self._drained = 0
         self._agreed = False
 
     def __enter__(self) -> "Latch":
@@ -92,5 +93,7 @@ class Latch:
             return None
 
     def _drain(self) -> None:
-        for group in registry.groups():
-            group.drain(_DRAIN_S)
+        if self._drained != self.issued:  # Each look at a queue takes a lock.
+            self._drained = self.issued
+            for group in registry.groups():
+                group.drain(_DRAIN_S)

@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from argosy.train.tracking import local
-
 
 class Gradients:
     """The gradients of one attempt, for all optimizers of the run."""
@@ -46,11 +44,18 @@ def _mark(gradient: Any) -> tuple[Any, int]:
 
 def is_finite(gradients: Iterable[torch.Tensor]) -> bool:
     """Whether no number in them is infinite or not a number."""
-    parts = [part for gradient in gradients if (part := local(gradient)).numel()]
+    with torch.no_grad():
+        return _is_finite(gradients)
+
+
+def _is_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    parts = [part for gradient in gradients if (part := getattr(gradient, "_local_tensor", gradient)).numel()]
     if not parts:
         return True
-    dense = [part for part in parts if part.layout is torch.strided]
-    total = sum(norm.float() for norm in torch._foreach_norm(dense)) if dense else torch.zeros(())  # pyright: ignore
-    if len(dense) == len(parts) and bool(torch.isfinite(torch.as_tensor(total))):
-        return True  # What is not finite stays so in a norm; large numbers may only seem to be.
+    if all(part.layout is torch.strided for part in parts):
+        kinds = {(part.dtype, part.device) for part in parts}
+        alike = [parts] if len(kinds) == 1 else [[p for p in parts if (p.dtype, p.device) == kind] for kind in kinds]
+        norms: list[list[torch.Tensor]] = [torch._foreach_norm(each) for each in alike]  # pyright: ignore[reportPrivateUsage]
+        if all(bool(torch.stack(each).sum().isfinite()) for each in norms):
+            return True  # What is not finite stays so in a norm; large numbers may only seem to be.
     return all(bool(torch.isfinite(part.coalesce().values() if part.is_sparse else part).all()) for part in parts)

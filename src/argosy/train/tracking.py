@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
+from argosy.train.ledger import Ledger
 from argosy.train.ownership import Declared, Ownership, find_owned
 
 SMALL_BYTES = 1 << 20
@@ -148,9 +149,10 @@ class Tracked:
                 found[name] = local(buffer)
         return found
 
-    def _states(self) -> Iterator[tuple[str, Any]]:
+    def _states(self, *, changing: bool = False) -> Iterator[tuple[str, Any]]:
         """What each other thing says in its state_dict, and each module as its extra state."""
-        yield from ((name, other.state_dict()) for name, other in self.others.items())
+        for name, other in self.others.items():
+            yield name, other.changing() if changing and isinstance(other, Ledger) else other.state_dict()
         yield from ((name, part.get_extra_state()) for name, part in self._extras)
 
     def capture(self) -> Capsule:
@@ -166,7 +168,7 @@ class Tracked:
     def capture_light(self) -> Capsule:
         """A copy of what may change before a step is decided: buffers, and small states of others."""
         tensors, values = self.buffers(), dict[str, Any]()
-        for name, state in self._states():
+        for name, state in self._states(changing=True):
             found: dict[str, Tensor] = {}
             value = take_apart(f"{name}/o", state, found)
             if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:
