@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from argosy.fabric import here
 from argosy.train.heal_decision import Version
 from argosy.train.tracking import Capsule
 
@@ -55,6 +56,14 @@ class Stored(NamedTuple):
     view: int
     length: int
     size: int
+
+
+def arena_folders() -> list[Path]:
+    """Where arenas are: in shared memory, and if that is too small on the local disk. Both are removed with the run."""
+    place = here()
+    if place.memory is None or place.socket is None:
+        return []
+    return [place.memory, place.socket.parent / "runs" / place.run]
 
 
 def plan(capsule: Capsule) -> Packed:

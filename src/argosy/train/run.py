@@ -1,14 +1,4 @@
-"""A run: the step loop of a training that survives what happens to it.
-
-run = argosy.Run("runs/gpt", seed=0)
-run.track(model=model, optimizer=optimizer)
-for step in run.steps(until=2000):
-    with step:
-        loss = model(step.batch(data)).mean()
-        loss.backward()
-        optimizer.step()
-        run.log(loss=loss)
-"""
+"""A run: the step loop of a training that survives what happens to it."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import sys
@@ -27,23 +17,22 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
-from argosy.train.arena import Arena
-from argosy.train.asked import check_count, check_directory, check_name, check_run, check_whole
-from argosy.train.crew import Crew, NobodyCame
-from argosy.train.fruitless import Fruitless
-from argosy.train.healing import Healing
-from argosy.train.keeping import Keep, Saves
+from argosy.train.arena import Arena, arena_folders
+from argosy.train.arguments import check_count, check_directory, check_name, check_run, check_whole, parse_parent
+from argosy.train.checkpoint_schedule import Keep, Saves
+from argosy.train.heal import Healing
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
+from argosy.train.membership import Crew, NobodyCame
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
-from argosy.train.parents import parse_parent
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
 from argosy.train.rows import HIGHEST, Best, Row, at_call, numbers
 from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
+from argosy.train.stall_checks import Fruitless
 from argosy.train.step import Diverged, Step
 from argosy.train.survivor_save import in_words, save_without_lost
 from argosy.train.tracking import Tracked
@@ -57,8 +46,8 @@ AGAIN_S = 0.5
 class Run:
     """The state of a training and its loop, through failures, in a directory.
 
-    Alone, under torchrun, or under `argosy run`, where a lost rank is replaced while the others wait. A directory that
-    holds a run is gone on with.
+    Alone, under torchrun, or under `argosy run`, where a lost rank is replaced while the others wait. If the directory
+    holds a run, the run resumes.
     """
 
     def __init__(
@@ -84,14 +73,13 @@ class Run:
         self.tracked.others["run"] = self.ledger
         self.current: Step | None = None
         self.undo = True
-        """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
+        """Whether all state is copied before each step. True until the first steps show that it is not needed."""
         self.wish = Wishes()
         back = [KeepBack(spike.back)] if spike is not None and spike.then == "rewind" else []
         self.saves = Saves(
             self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
         )
-        self.folders = arena_folders()
-        self.arena = Arena(self.folders, self.rank, self.tell) if self.crew.kind == "replaceable" else None
+        self.arena = Arena(arena_folders(), self.rank, self.tell) if self.crew.kind == "replaceable" else None
         self.once = Once(here().memory if self.arena else None, self.rank)
         self.healing = Healing(self)
         self.leaving = Leaving(self)
@@ -330,15 +318,9 @@ class Run:
             Diverged: this rank has no state to continue from.
         """
         self.leaving.judge(number, loss)
-        self.healing.torn = self.healing.torn or torn
-        if loss is None and torn:
-            said = f"step {number}: an optimizer stepped, then gradients of another were not finite"
-            if self.crew.kind != "replaceable":
-                self._broken = said
-                raise Diverged(said, hint="the same command resumes from the last checkpoint")
-            self.tell(f"{said}; all ranks go back to the last version that they all hold")
-            self.crew.group.give_up(PeerLost(f"rank {self.rank}", "its gradients are not finite"))
-            self.crew.open_view()
+        if torn:
+            self._broken = "" if self.crew.kind == "replaceable" else f"step {number} failed after its first update"
+            self.healing.tear(number, loss)
         if self.crew.kind != "replaceable":
             self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
@@ -511,11 +493,3 @@ class Run:
         except (ConfigError, Diverged):
             self.give_up()
             raise
-
-
-def arena_folders() -> list[Path]:
-    """Where arenas are: in shared memory, and if that is too small on the local disk. Both are removed with the run."""
-    place = here()
-    if place.memory is None or place.socket is None:
-        return []
-    return [place.memory, place.socket.parent / "runs" / place.run]

@@ -15,7 +15,7 @@ import torch
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, Queue, seed_generators
-from argosy.train.asked import check_count, check_name
+from argosy.train.arguments import check_count, check_name
 from argosy.train.gradients import Gradients
 from argosy.train.spikes import NOTHING
 from argosy.train.step_machine import (

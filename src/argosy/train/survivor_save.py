@@ -18,9 +18,9 @@ import msgspec
 from argosy.checkpoint import list_steps, save_whole
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import here
-from argosy.train.arena import Arena
+from argosy.train.arena import Arena, arena_folders
+from argosy.train.checkpoint_schedule import FLUSH_S, state_of
 from argosy.train.heal_decision import Version, newest
-from argosy.train.keeping import FLUSH_S, state_of
 from argosy.train.tracking import Capsule
 from argosy.transfer import Member, State, Unit
 
@@ -80,7 +80,7 @@ def _save(run: "Run") -> str:
     durable = _newest(run)
     try:
         if durable != run.step:
-            arenas = [Arena(run.folders, rank) for rank in range(run.size)]
+            arenas = [Arena(arena_folders(), rank) for rank in range(run.size)]
             if not run.healing.replicated:
                 run.healing.from_arena(_common(run, arenas))
             save_whole(run.directory, _parts(run, arenas), run.step, era=len(run.ledger.eras), say=run.tell)

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from argosy.checkpoint import Mark, Restored, StepNotFound, begin_series, restore
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.train.arena import Arena, Kind, plan, unpack, write
+from argosy.train.checkpoint_schedule import state_of
 from argosy.train.heal_decision import FromArenas, FromPeer, Told, Version, decide_healing
-from argosy.train.keeping import state_of
 from argosy.train.ownership import Ownership
 from argosy.train.rows import Row
 from argosy.train.scribe import merge_recent
+from argosy.train.step import Diverged
 from argosy.train.tracking import Capsule
 
 if TYPE_CHECKING:
@@ -153,6 +154,22 @@ class Healing:
             run.scribe.went_back(version.step)
         self._become(version)
         self.fresh = self.torn = False
+
+    def tear(self, number: int, loss: ArgosyError | None) -> None:
+        """A step failed after the vote: this rank's state belongs to no step.
+
+        Raises:
+            Diverged: the ranks cannot meet again to go back.
+        """
+        run, self.torn = self._run, True
+        if loss is not None:
+            return
+        what = f"step {number}: an optimizer stepped, then gradients of another were not finite"
+        if run.crew.kind != "replaceable":
+            raise Diverged(what, hint="the same command resumes from the last checkpoint")
+        run.tell(f"{what}; all ranks go back")
+        run.crew.group.give_up(PeerLost(f"rank {run.rank}", "its gradients are not finite"))
+        run.crew.open_view()
 
     def _become(self, version: Version) -> None:
         self._run.step, self.version = version.step, version
