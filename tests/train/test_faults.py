@@ -97,6 +97,13 @@ def test_a_second_ddp_module_that_is_used_now_and_then(dock: Console):
     check(dock, 2, "ddp,critic2", "0.0:critic:1", "1.0:forward:6")
 
 
+@pytest.mark.parametrize(("ranks", "parts"), [(3, "ddp,apart"), (2, "fsdp,apart")])
+def test_a_vote_in_doubt_ends_the_same_way_everywhere(dock: Console, ranks: int, parts: str):
+    """Gloo carries the vote. Rank 0 does not hear its outcome, the last rank dies with it, others have applied it."""
+    hard = start(dock, ranks, f"{parts},doubt3", f"{ranks - 1}.0:after vote:3")
+    assert digests(hard) == digests(start(dock, ranks, parts))
+
+
 SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m none /dev/shm && exec "$@"', "sh"]
 
 

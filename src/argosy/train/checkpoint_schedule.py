@@ -62,7 +62,10 @@ class Saves:
         """How often the script has called `run.save` since the ranks met, and where last."""
 
     def open(self, run: "Run", like: Mark | None) -> None:
-        """Make the saver, with all ranks, or `like` theirs."""
+        """Make the saver, with all ranks, or `like` theirs, if one of them has begun a save that this one has not."""
+        if self._saver is not None and like is not None and like.saves > self._saver.mark.saves:
+            self._saver.let_go()
+            self.close(hurry=True)
         if self._saver is None:
             self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=seldom(run.tell))
 

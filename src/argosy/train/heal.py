@@ -45,7 +45,7 @@ class Healing:
         self.apart: list[torch.Tensor] = []
         """What checkpoints keep under the name of this rank."""
         self._behind = True
-        """Rank 0 does not know yet what its predecessor had no time to write."""
+        """There may be rows that rank 0, or its predecessor, had no time to write."""
         self._said = False
         self._voted: dict[str, int] = {}
         """The versions of buffers, as torch counts them, when the last vote began."""
@@ -94,8 +94,8 @@ class Healing:
                 self.version = Version(run.step, view)
                 self.put_full()
         run.undo = self.late or any(each.undo for each in told if not each.fresh) or (run.undo and not alive)
-        mark = next((mark for _, mark, _ in said if mark is not None), None)
-        run.saves.open(run, mark)
+        marks = [mark for _, mark, _ in said if mark is not None]
+        run.saves.open(run, max(marks, key=lambda mark: mark.saves, default=None))
         run.saves.forget()
         run.recheck.forget()
         self._catch_up()
@@ -131,7 +131,7 @@ class Healing:
             self.take_local(version.step)
             self._become(version)
             # From here on the others may continue from this rank, even if all who had the state die now.
-            self.fresh = False
+            self.fresh, self._behind = False, True
 
     def take_local(self, step: int) -> None:
         """What differs between ranks."""
