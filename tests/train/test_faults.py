@@ -39,8 +39,9 @@ def check(console: Console, ranks: int, parts: str, *deaths: str) -> str:
     return hard.text
 
 
-def test_a_collective_after_the_vote_is_never_answered_locally(dock: Console):
-    text = check(dock, 2, "ddp,late5", "1.0:after vote:4")
+@pytest.mark.parametrize("parts", ["ddp,late5", "ddp,background5"])
+def test_a_collective_after_the_vote_changes_nothing_if_it_fails(dock: Console, parts: str):
+    text = check(dock, 2, parts, "1.0:after vote:4")
     assert "a rank was lost in a step that had changed state already: all ranks went back to step 4" in text
 
 

@@ -39,6 +39,8 @@ def generate(seed: int) -> Program:
         rank = draw.randrange(ranks)
         deaths.append(f"{rank}.{generations[rank]}:{draw.choice(PLACES)}:{step}")
         generations[rank] += 1
+    if draw.random() < 0.5:
+        parts = [part.replace("late", "background") for part in parts]
     return Program(ranks, ",".join(parts), deaths)
 
 

@@ -31,8 +31,7 @@ class Latch:
         """Operations begun since the latch was set."""
         self.mismatch: ArgosyError | None = None
         """Ranks called different collectives."""
-        self.torn = False
-        """An operation after `hold` has failed (L4)."""
+        self._torn = False
         self._held = False
         self._drained = 0
         self._agreed = False
@@ -49,7 +48,7 @@ class Latch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._drain()
+        self.drain()
         registry.state.latch = None
         return self.loss is not None and not self._agreed and isinstance(error, Exception)  # L3
 
@@ -64,9 +63,14 @@ class Latch:
         """All ranks have agreed to apply: from now on a loss is raised (L4)."""
         self._held = True
 
+    def is_torn(self) -> bool:
+        """Whether an operation after `hold` has failed (L4), also one that nobody has waited for."""
+        self.drain()
+        return self._torn
+
     def answers(self, *, synchronous: bool) -> bool:
         """Whether an operation that meets a loss is answered locally."""
-        self.torn = self.torn or self._held
+        self._torn = self._torn or self._held
         return not (self._held and synchronous)
 
     def vote(self, apply: Callable[[], object] | None = None, *, ready: bool = True) -> bool:
@@ -81,7 +85,7 @@ class Latch:
 
     def ask(self, words: Sequence[int]) -> list[int] | None:
         """Return the minimum of each word over all ranks; None if a rank is lost."""
-        self._drain()
+        self.drain()
         if self.mismatch is not None:
             raise self.mismatch
         if self.loss is not None:
@@ -92,7 +96,8 @@ class Latch:
             self.trip(loss)
             return None
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Wait until all operations that were issued have ended."""
         if self._drained != self.issued:  # Each look at a queue takes a lock.
             self._drained = self.issued
             for group in registry.groups():

@@ -202,8 +202,8 @@ def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    own = run.healing.apart
-    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others, own=own)
+    local = run.healing.apart
+    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others, local=local)
     state.modules = state.modules or dict.fromkeys(tracked.modules, "")
     for name, ranks in run.healing.holders.items():
         unit = state.units.get(name)

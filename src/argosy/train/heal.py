@@ -37,7 +37,7 @@ class Healing:
         self.version = Version()
         """Of the state that this rank has."""
         self.late = False
-        """Some rank has communicated after its first update, in some step."""
+        """In some step a rank did what only a copy of all state can undo."""
         self.pending = False
         """This one did, in a step that was decided before; the others do not know yet."""
         self.speaker = 0

@@ -30,8 +30,8 @@ class Parallel:
         parameters from last to first, which is what DDP assumes before it knows better.
         """
         for module in self.replicas:
-            if module.static_graph or module.mixed_precision or module._use_python_reducer:
-                continue  # Built otherwise: a replaced rank rehearses.
+            if module.static_graph or module.mixed_precision or module._use_python_reducer or module._comm_hooks:
+                continue  # Built otherwise, or by a hook that would remember it: a replaced rank rehearses.
             if module.find_unused_parameters:
                 continue  # Never built.
             reducer, parameters = module.reducer, module._module_parameters

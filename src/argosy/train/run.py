@@ -284,7 +284,10 @@ class Run:
         self.wish.agree(stop)
         if late and not self.healing.late:
             self.healing.late = True
-            self.say(f"step {self.step} communicated after its first update: all state is now copied before each step")
+            self.say(
+                f"step {self.step} communicates or makes gradients after its first update, or changes parameters "
+                "before: all state is now copied before each step"
+            )
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
         self.saves.compare(self, words[7:])

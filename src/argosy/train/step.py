@@ -295,7 +295,7 @@ class Step:
     ) -> bool:
         run, effects = self._run, list[Effect]()
         try:
-            torn = self._latch is not None and self._latch.torn
+            torn = self._latch is not None and self._latch.is_torn()
             changed = self.outcome is not Outcome.APPLIED and self._has_changed
             effects = self._react(Leaving(_how(error), self._issued, self._lost, torn, changed))
         finally:

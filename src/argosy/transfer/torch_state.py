@@ -51,16 +51,15 @@ def describe(
     *,
     others: Mapping[str, Any] | None = None,
     blocks: Mapping[str, int | Blocks] | None = None,
-    local: Collection[str] = (),
-    own: Collection[Tensor] = (),
+    local: Collection[str | Tensor] = (),
     ranks: tuple[int, int] | None = None,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `blocks` maps the key of an
     optimizer's tensor of scales to its block size, or to `Blocks`, which also say what it scales; `local` names
-    entries of `others` that each rank keeps for itself (random generators, cursors). Of the parameters in `own` each
-    rank has another one: it is kept under the name of the rank, with its optimizer state. `ranks` is (rank, size);
+    entries of `others` that each rank keeps for itself (random generators, cursors). It may also hold parameters of
+    which each rank has its own, which are kept with their optimizer state under the rank's name. `ranks` is (rank, size);
     torch.distributed's if it is initialised.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
@@ -73,7 +72,8 @@ def describe(
     state = State(rank, size)
     sizes = {key: each if isinstance(each, Blocks) else Blocks(each) for key, each in (blocks or {}).items()}
     builder = _Builder(state, sizes, others)
-    builder.own = {id(each) for each in own}
+    builder.own = {id(each) for each in local if isinstance(each, Tensor)}
+    local = [each for each in local if isinstance(each, str)]
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)

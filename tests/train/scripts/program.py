@@ -164,10 +164,13 @@ def spoil(step, optimizer) -> None:
 
 def exchange(step, loss) -> None:
     """What the script does after its update."""
-    if due("late", step):
-        mean = loss.clone()
-        dist.all_reduce(mean)
-        nudge(mean)
+    for part in ("late", "background"):
+        if due(part, step):
+            mean = loss.clone()
+            work = dist.all_reduce(mean, async_op=part == "background")
+            if work is not None:
+                work.wait()
+            nudge(mean)
     if due("messages", step) and run.rank == 0:
         for peer in range(1, run.size):
             dist.send(loss, peer)
