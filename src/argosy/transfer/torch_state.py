@@ -59,8 +59,8 @@ def describe(
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `blocks` maps the key of an
     optimizer's tensor of scales to its block size, or to `Blocks`, which also say what it scales; `local` names
     entries of `others` that each rank keeps for itself (random generators, cursors). It may also hold parameters of
-    which each rank has its own, which are kept with their optimizer state under the rank's name. `ranks` is (rank, size);
-    torch.distributed's if it is initialised.
+    which each rank has its own: they are kept under the rank's name, with their optimizer state. `ranks` is (rank,
+    size); torch.distributed's if it is initialised.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
 
