@@ -227,5 +227,9 @@ def _is(stored: Stored, version: Version | None) -> bool:
 
 
 def _spare(folder: Path) -> int:
-    found = os.statvfs(folder)
+    """Bytes that are free there; none if somebody has removed it."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
     return found.f_bavail * found.f_frsize
