@@ -43,10 +43,10 @@ def with_and_without_keeping() -> Iterator[tuple[float, float]]:
     model = shard(model_and_seed(), init_device_mesh("cpu", (run.size,)))
     optimizer = optimizer_of(model)
     run.track(model=model, optimizer=optimizer)
-    pocket, kept = run.pocket, 0.0
+    arena, kept = run.arena, 0.0
     begun = time.perf_counter()
     for step in run.steps(until=2 * count):
-        run.pocket = None if step.number % 2 else pocket
+        run.arena = None if step.number % 2 else arena
         with step:
             run.log(loss=train(model, optimizer))
         ended = time.perf_counter()

@@ -16,7 +16,7 @@ from argosy.cli.ckpt import once
 from argosy.core import ConfigError
 from argosy.data import Loader
 from argosy.train import Diverged, Spike, Step, read_log, scribe
-from argosy.train.keeping import seldom
+from argosy.train.checkpoint_schedule import seldom
 
 
 def test_numbers_that_are_never_finite_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

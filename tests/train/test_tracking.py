@@ -1,19 +1,14 @@
-"""A capsule brings back the same bits into the tensors that are there; a pocket holds whole versions only."""
+"""A capsule brings back the same bits into the tensors that are there."""
 
 import copy
-import os
-import signal
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from warm import warm
 
 from argosy.core import ConfigError
-from argosy.train.pocket import Pocket, plan, unpack, write
+from argosy.train.arena import plan, unpack, write
 from argosy.train.tracking import Capsule, Tracked
 
 
@@ -203,87 +198,3 @@ def test_a_second_name_for_the_same_thing_is_refused():
 def test_what_has_no_state_is_refused():
     with pytest.raises(ConfigError, match="a int has no state_dict"):
         Tracked().add("counter", 3)
-
-
-# -- pockets ---------------------------------------------------------------------------------------
-
-
-def filled(step: int, size: int = 1000) -> Capsule:
-    return Capsule({"x": torch.full((size,), float(step)), "none": torch.empty(0)}, {"step": step})
-
-
-def test_a_version_can_be_that_of_many_steps(tmp_path: Path):
-    pocket = Pocket(tmp_path, 0)
-    assert not pocket.extend(4, "local")
-    pocket.put(3, "local", filled(3))
-    assert all(pocket.extend(step, "local") for step in (4, 5, 6))
-    assert not pocket.extend(8, "local")
-    pocket.put(6, "local", filled(6))  # The step was done again, and came out otherwise.
-    pocket.put(6, "local", filled(7))
-    other = Pocket(tmp_path, 0)
-    assert [step for step in range(9) if other.get(step, "local") is not None] == [3, 4, 5, 6]
-    for step, what in ((5, 3), (6, 7)):
-        found = other.get(step, "local")
-        assert found is not None
-        assert_same(found, filled(what))
-    other.put(7, "local", filled(8))
-    assert other.get(5, "local") is None
-    other.clear()
-    assert Pocket(tmp_path, 0).steps("local") == []
-
-
-def test_a_pocket_holds_the_last_two_versions(tmp_path: Path):
-    pocket = Pocket(tmp_path, 3)
-    for step in range(5):
-        pocket.put(step, "full", filled(step, 10 * (step + 1)))
-    assert Pocket(tmp_path, 3).steps("full") == [3, 4]
-    for step in (3, 4):
-        found = Pocket(tmp_path, 3).get(step, "full")
-        assert found is not None
-        assert_same(found, filled(step, 10 * (step + 1)))
-    assert pocket.get(2, "full") is None
-    assert pocket.steps("local") == []
-    assert Pocket(tmp_path, 2).steps("full") == []
-
-
-def test_p1_a_version_that_was_torn_does_not_count(tmp_path: Path):
-    pocket = Pocket(tmp_path, 0)
-    pocket.put(1, "full", filled(1))
-    pocket.put(2, "full", filled(2))
-    bad = Capsule({**filled(3).tensors, "bad": torch.ones(3, device="meta")}, {})
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        pocket.put(3, "full", bad)  # torch's own error, in the middle of the bytes: such a tensor has none to copy.
-    assert Pocket(tmp_path, 0).steps("full") == [2]
-
-
-def test_a_version_that_was_only_begun_does_not_count(tmp_path: Path):
-    (tmp_path / "0.full1").touch()
-    assert Pocket(tmp_path, 0).steps("full") == []
-
-
-WRITER = """
-import os, sys
-from pathlib import Path
-import torch
-from argosy.train.pocket import Pocket
-from argosy.train.tracking import Capsule
-pocket, step = Pocket(Path(sys.argv[1]), 0), 0
-while True:
-    step += 1
-    pocket.put(step, "full", Capsule({"x": torch.full((1 << 20,), float(step))}, {"step": step}))
-    if step == 4:
-        print(os.getpid(), flush=True)
-"""
-
-
-def test_p1_whoever_is_killed_while_writing_leaves_a_whole_version(tmp_path: Path):
-    with subprocess.Popen([*warm(), "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        os.kill(int(writer.stdout.readline()), signal.SIGKILL)
-    pocket = Pocket(tmp_path, 0)
-    assert pocket.steps("full")
-    for step in pocket.steps("full"):
-        found = pocket.get(step, "full")
-        assert found is not None
-        assert found.values == {"step": step}
-        assert torch.equal(found.tensors["x"], torch.full((1 << 20,), float(step)))

@@ -1,7 +1,7 @@
 """The process group: torch's methods, three states, and a transport that re-forming replaces.
 
 G1  A joining group answers every operation locally. A live one exchanges with its peers. A lost one raises its loss,
-    or, while a latch is set, answers locally.
+    or, while a latch says so, answers locally.
 G2  The operations of a group run in the order of their issue, on one thread. A synchronous one runs in the caller's
     thread if nothing is queued.
 G3  Re-forming replaces the transport; object, name, rank and size stay.
@@ -282,14 +282,13 @@ class Group(dist.ProcessGroup):
 
     def _issue(self, plan: OperationPlan, opts: Any) -> Work:
         index, site = count_collective(self, plan.name)
-        if (latch := registry.state.latch) is not None:
-            latch.issued += 1
-        work = Work(plan.result, plan.name, site)
+        plan.synchronous = getattr(opts, "asyncOp", True) is False
+        work = self._counted(Work(plan.result, plan.name, site))
         if self.state != "live" and self._answer_locally(plan, work):
             return work
         timeout_s = seconds(getattr(opts, "timeout", None), self._timeout)
         job = partial(self._run, plan, work, timeout_s, site)
-        if getattr(opts, "asyncOp", True) is False and self._queue.idle():
+        if plan.synchronous and self._queue.idle():
             mark_waiting(index, True)
             try:
                 job()
@@ -304,7 +303,8 @@ class Group(dist.ProcessGroup):
         """Finish without the peers, unless the group is live (G1)."""
         if self.state == "live":
             return False
-        if self.state == "joining" or registry.state.latch is not None:
+        latch = registry.state.latch
+        if self.state == "joining" or (latch is not None and latch.answers(synchronous=plan.synchronous)):
             with torch.no_grad():
                 plan.answer()
             work.finish()
@@ -327,11 +327,16 @@ class Group(dist.ProcessGroup):
             work.finish(source=source)
 
     def _trip(self, loss: ArgosyError) -> bool:
-        """Become lost; True if a latch keeps the loss."""
+        """Become lost; True if a latch keeps the loss from a synchronous operation."""
         self.lose(loss)
         if (latch := registry.state.latch) is not None:
             latch.trip(loss)
-        return latch is not None
+        return latch is not None and latch.answers(synchronous=True)
+
+    def _counted(self, work: Work) -> Work:
+        if (latch := registry.state.latch) is not None:
+            latch.issued += 1
+        return work
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -454,7 +459,7 @@ class Group(dist.ProcessGroup):
     def _transfer(self, name: str, tensors: Any, peer: int, tag: int) -> Work:
         index, site = count_collective(self, name, p2p=True)
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        work = Work(tensors, name, site)
+        work = self._counted(Work(tensors, name, site))
         work.on_wait = partial(mark_waiting, index)
         method = "recv_anysource" if peer < 0 else name
         plan = plans.point_to_point(name, tensors, (method, (tensors, tag) if peer < 0 else (tensors, peer, tag)))

@@ -3,6 +3,8 @@
 L1  While the latch is set, no operation of any group raises a loss: it is answered locally and at once.
 L2  All survivors see the same outcome of a vote: once all ranks have arrived at it, no abort changes it.
 L3  An exception after a loss is a consequence of it and is suppressed at the end of the block; one of `apply` is not.
+L4  After `hold` an operation that meets a loss raises it, and the latch is torn: what this rank holds belongs to no
+    step. Only an asynchronous collective is still answered, because DDP's reducer does not survive an exception.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +31,9 @@ class Latch:
         """Operations begun since the latch was set."""
         self.mismatch: ArgosyError | None = None
         """Ranks called different collectives."""
+        self._torn = False
+        self._held = False
+        self._drained = 0
         self._agreed = False
 
     def __enter__(self) -> "Latch":
@@ -43,7 +48,7 @@ class Latch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._drain()
+        self.drain()
         registry.state.latch = None
         return self.loss is not None and not self._agreed and isinstance(error, Exception)  # L3
 
@@ -53,6 +58,20 @@ class Latch:
             self.loss = loss.with_traceback(None)  # Its frames would keep the engine and its memory alive.
         for group in registry.groups():
             group.give_up(self.loss)
+
+    def hold(self) -> None:
+        """All ranks have agreed to apply: from now on a loss is raised (L4)."""
+        self._held = True
+
+    def is_torn(self) -> bool:
+        """Whether an operation after `hold` has failed (L4), also one that nobody has waited for."""
+        self.drain()
+        return self._torn
+
+    def answers(self, *, synchronous: bool) -> bool:
+        """Whether an operation that meets a loss is answered locally."""
+        self._torn = self._torn or self._held
+        return not (self._held and synchronous)
 
     def vote(self, apply: Callable[[], object] | None = None, *, ready: bool = True) -> bool:
         """Call `apply` if all ranks are here and ready; otherwise change nothing and return False."""
@@ -66,7 +85,7 @@ class Latch:
 
     def ask(self, words: Sequence[int]) -> list[int] | None:
         """Return the minimum of each word over all ranks; None if a rank is lost."""
-        self._drain()
+        self.drain()
         if self.mismatch is not None:
             raise self.mismatch
         if self.loss is not None:
@@ -77,6 +96,9 @@ class Latch:
             self.trip(loss)
             return None
 
-    def _drain(self) -> None:
-        for group in registry.groups():
-            group.drain(_DRAIN_S)
+    def drain(self) -> None:
+        """Wait until all operations that were issued have ended."""
+        if self._drained != self.issued:  # Each look at a queue takes a lock.
+            self._drained = self.issued
+            for group in registry.groups():
+                group.drain(_DRAIN_S)

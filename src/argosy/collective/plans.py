@@ -72,6 +72,8 @@ class OperationPlan:
     ) -> None:
         self.name, self.tensors, self.gloo, self.prepare, self.answer = name, tensors, gloo, prepare, answer
         self.after: Callable[[], object] = lambda: None
+        self.synchronous = True
+        """Its caller waits for it."""
         self.result = list(tensors if result is None else result)
 
 

@@ -43,12 +43,15 @@ class Ledger:
         """Whether a loader has no more samples: there is no next step."""
         return any(loader.exhausted for loader in self.loaders)
 
-    def state_dict(self) -> dict[str, Any]:
+    def changing(self) -> dict[str, Any]:
+        """What may change inside a step, before it counts."""
         cursors = [loader.state_dict() for loader in self.loaders]
+        return {"state": self.state, "loaders": cursors + self._waiting[len(cursors) :]}
+
+    def state_dict(self) -> dict[str, Any]:
         return {
-            "state": self.state,
+            **self.changing(),
             "bests": {name: msgspec.to_builtins(best) for name, best in self.bests.items()},
-            "loaders": cursors + self._waiting[len(cursors) :],
             "bits": self.bits,
             "eras": self.eras,
             "watch": msgspec.to_builtins(self.watch),
@@ -58,14 +61,16 @@ class Ledger:
     def load_state_dict(self, found: dict[str, Any]) -> None:
         self.state.clear()
         self.state.update(found["state"])
+        self._waiting = list(found["loaders"])
+        for loader, state in zip(self.loaders, self._waiting, strict=False):
+            loader.load_state_dict(state)
+        if "bits" not in found:  # Of `changing`.
+            return
         self.bests = {name: msgspec.convert(best, Best) for name, best in found["bests"].items()}
         self.stored_bits = found["bits"]
         self.eras = list(found.get("eras", []))
         self.watch = msgspec.convert(found.get("watch", {}), Watch)
         self.left_out = found.get("left_out", 0)
-        self._waiting = list(found["loaders"])
-        for loader, state in zip(self.loaders, self._waiting, strict=False):
-            loader.load_state_dict(state)
 
 
 def bits_record(size: int, seed: int) -> dict[str, Any]:

@@ -35,17 +35,21 @@ class Once:
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise ConfigError(f"the value of step.once cannot be pickled: {name!r}: {error}") from error
             if self._path is not None:
-                temporary = self._path.with_suffix(".new")
-                temporary.write_bytes(pickle.dumps(self._values))
-                temporary.replace(self._path)
+                self._write(self._path)
         return pickle.loads(self._values[key])
 
-    def forget(self) -> None:
-        """The step counts: the next one makes its own."""
-        if self._values:
-            self._values = {}
+    def forget(self, before: int | None = None) -> None:
+        """Forget the values of steps before `before`, or of all."""
+        kept = {} if before is None else {key: value for key, value in self._values.items() if key[0] >= before}
+        if kept != self._values:
+            self._values = kept
             if self._path is not None:
-                self._path.unlink(missing_ok=True)
+                self._write(self._path)
+
+    def _write(self, path: Path) -> None:
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(pickle.dumps(self._values))
+        temporary.replace(path)
 
     def _read(self) -> dict[tuple[int, str], bytes]:
         if self._path is not None:

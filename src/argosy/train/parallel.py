@@ -22,6 +22,28 @@ class Parallel:
         self.replicas = [module for module in modules if isinstance(module, DistributedDataParallel)]
         self.sharded = [root for root in modules if hasattr(root, "set_requires_gradient_sync")]
 
+    def build_buckets(self) -> None:
+        """Have every DDP module build its final buckets now, while its group answers locally.
+
+        DDP builds them when a module is used for the second time, in the order in which gradients arrived, and tells
+        the other ranks. A rank that joins later would do so alone. So all ranks do it here, in the order of the
+        parameters from last to first, which is what DDP assumes before it knows better.
+        """
+        for module in self.replicas:
+            if module.static_graph or module.mixed_precision or module._use_python_reducer or module._comm_hooks:
+                continue  # Built otherwise, or by a hook that would remember it: a replaced rank rehearses.
+            if module.find_unused_parameters:
+                continue  # Never built.
+            reducer, parameters = module.reducer, module._module_parameters
+            reducer.prepare_for_forward()
+            reducer.prepare_for_backward([])
+            for parameter in reversed([each for each in parameters if each.requires_grad]):
+                (parameter.sum() * 0).backward()
+            for parameter in parameters:
+                parameter.grad = None
+            module._has_rebuilt_buckets = reducer._rebuild_buckets()
+            module.logger.set_runtime_stats_and_log()
+
     def exchange_gradients(self, wanted: bool) -> None:
         """Whether the next backward pass exchanges its gradients."""
         if wanted == self._exchanged:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from argosy.checkpoint import CorruptShard, Restored, StepInfo, StepNotFound, Unreadable, list_steps
 from argosy.collective import Superseded
 from argosy.core import ConfigError, DeadlinePassed, PeerLost
-from argosy.train.asked import check_count
+from argosy.train.arguments import check_count
+from argosy.train.heal_decision import Version
 from argosy.train.spikes import LossSpike, Spike
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ class Rewinding:
                 f"run.rewind rolled back to step {steps[0]:,} {AGAIN_MAX} times in a row",
                 hint="count the attempts in run.state, or roll back further",
             )
-        run.mending.fresh = True  # B2
-        if run.pocket is not None:
-            run.pocket.clear()
+        run.healing.fresh = True  # B2
+        if run.arena is not None:
+            run.arena.clear()
         found = self._restore(steps)
         if found is None:
-            run.mending.fresh = False
+            run.healing.fresh = False
             run.say(f"no checkpoint at or before step {back.to:,} to roll back to; continuing at step {was:,}")
             return
         ledger.eras = [*eras, found.step]
@@ -119,8 +120,9 @@ class Rewinding:
         why = f" ({back.reason})" if back.reason else ""
         run.scribe.went_back(found.step, f"from step {was}{why}")
         run.say(f"rolled back from step {was:,} to step {found.step:,}{why}; {skip:,} batches are skipped")
-        run.mending.compare()
-        run.mending.fresh = False
+        run.healing.version = Version(found.step, run.crew.tried)
+        run.healing.put_full()
+        run.healing.fresh = False
         run.saves.forget()
         run.saves.save(run, None)
 
@@ -128,7 +130,7 @@ class Rewinding:
         """The newest of them that is whole."""
         for step in steps:
             try:
-                return self._run.mending.restore(self._run.directory, step)
+                return self._run.healing.restore(self._run.directory, step)
             except (CorruptShard, StepNotFound, Unreadable) as error:
                 self._run.say(str(error))
         return None

@@ -1,14 +1,4 @@
-"""A run: the step loop of a training that survives what happens to it.
-
-run = argosy.Run("runs/gpt", seed=0)
-run.track(model=model, optimizer=optimizer)
-for step in run.steps(until=2000):
-    with step:
-        loss = model(step.batch(data)).mean()
-        loss.backward()
-        optimizer.step()
-        run.log(loss=loss)
-"""
+"""A run: the step loop of a training that survives what happens to it."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import sys
@@ -27,23 +17,22 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
-from argosy.train.asked import check_count, check_directory, check_name, check_run, check_whole
-from argosy.train.crew import Crew, NobodyCame
-from argosy.train.fruitless import Fruitless
-from argosy.train.keeping import Keep, Saves
+from argosy.train.arena import Arena, arena_folders
+from argosy.train.arguments import check_count, check_directory, check_name, check_run, check_whole, parse_parent
+from argosy.train.checkpoint_schedule import Keep, Saves
+from argosy.train.heal import Healing
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
-from argosy.train.mending import Mending
+from argosy.train.membership import Crew, NobodyCame
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
-from argosy.train.parents import parse_parent
-from argosy.train.pocket import Pocket
 from argosy.train.recheck import Recheck
 from argosy.train.rewinding import Back, Rewinding
 from argosy.train.rows import HIGHEST, Best, Row, at_call, numbers
 from argosy.train.scribe import Scribe
 from argosy.train.signals import Wish, Wishes
 from argosy.train.spikes import Spike, from_word, to_word
+from argosy.train.stall_checks import Fruitless
 from argosy.train.step import Diverged, Step
 from argosy.train.survivor_save import in_words, save_without_lost
 from argosy.train.tracking import Tracked
@@ -57,8 +46,8 @@ AGAIN_S = 0.5
 class Run:
     """The state of a training and its loop, through failures, in a directory.
 
-    Alone, under torchrun, or under `argosy run`, where a lost rank is replaced while the others wait. A directory that
-    holds a run is gone on with.
+    Alone, under torchrun, or under `argosy run`, where a lost rank is replaced while the others wait. If the directory
+    holds a run, the run resumes.
     """
 
     def __init__(
@@ -84,16 +73,15 @@ class Run:
         self.tracked.others["run"] = self.ledger
         self.current: Step | None = None
         self.undo = True
-        """Whether all state is copied before each step: known to be needed, or not yet known not to be."""
+        """Whether all state is copied before each step. True until the first steps show that it is not needed."""
         self.wish = Wishes()
         back = [KeepBack(spike.back)] if spike is not None and spike.then == "rewind" else []
         self.saves = Saves(
             self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
         )
-        memory = here().memory
-        self.pocket = Pocket(memory, self.rank) if memory and self.crew.kind == "replaceable" else None
-        self.once = Once(memory if self.pocket else None, self.rank)
-        self.mending = Mending(self)
+        self.arena = Arena(arena_folders(), self.rank, self.tell) if self.crew.kind == "replaceable" else None
+        self.once = Once(here().memory if self.arena else None, self.rank)
+        self.healing = Healing(self)
         self.leaving = Leaving(self)
         self.fruitless = Fruitless(self)
         self.parent = parse_parent(parent)
@@ -126,13 +114,18 @@ class Run:
     def track(self, **things: Any) -> None:
         """Take care of modules, optimizers, schedules, scalers, averages: whatever has a state_dict.
 
-        LBFGS is refused: it evaluates the model several times in one step.
+        LBFGS is refused: it evaluates the model several times in one step. On several ranks every trained parameter
+        is a DTensor, or in DDP or `replicate`, or named here, as a module, a parameter or a pattern of names:
+        `own=[...]` are those that each rank trains for itself, `replicated=[...]` those that the script keeps alike.
 
         Raises:
             ConfigError: something is tracked twice, or has no state_dict.
         """
         with self._hopeless():
             for name, thing in things.items():
+                if name in ("own", "replicated"):
+                    self.tracked.declared.add(name, thing)
+                    continue
                 if name == "run" or "/" in name:
                     raise ConfigError(f"run.track cannot use this name: {name!r}")
                 self.tracked.add(name, thing)
@@ -207,6 +200,8 @@ class Run:
             self.parallel.find(self.tracked.modules.values())
             if self._is_finished():
                 return
+            if self.crew.kind == "replaceable" and not self.crew.joined:
+                self.parallel.build_buckets()
             self.wish.listen()
             watching = register_optimizer_step_pre_hook(self._before_update)
             self.leaving.watch()
@@ -280,16 +275,19 @@ class Run:
     def wishes(self, loss: float, late: bool) -> list[int]:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
         due = self.saves.due(self.step + 1, time.monotonic())
-        flags = [-int(self.wish.asked), -int(late or self.mending.pending), -int(due)]
+        flags = [-int(self.wish.asked), -int(late or self.healing.pending), -int(due)]
         return [to_word(loss), *flags, *self.rewinding.words(), *self.saves.words()]
 
     def agreed(self, words: Sequence[int]) -> float:
         """What the ranks wish, taken together; the largest loss."""
         stop, late, due = (-word for word in words[1:4])
         self.wish.agree(stop)
-        if late and not self.mending.late:
-            self.mending.late = True
-            self.say(f"step {self.step} communicated after its first update: all state is now copied before each step")
+        if late and not self.healing.late:
+            self.healing.late = True
+            self.say(
+                f"step {self.step} communicates or makes gradients after its first update, or changes parameters "
+                "before: all state is now copied before each step"
+            )
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
         self.saves.compare(self, words[7:])
@@ -297,10 +295,10 @@ class Run:
 
     def commit(self, step: Step, *, late: bool) -> None:
         """A step counts: everything that follows from it."""
-        self.step, self.mending.pristine = step.number + 1, False
+        self.step = step.number + 1
         for loader in step.loaders:
             loader.commit()
-        self.once.forget()
+        self.once.forget(step.number)  # Those of this step: ranks may have to go back by one.
         self.fruitless.see(step)
         if self.spike is not None:
             self.rewinding.watch(self.spike, step)
@@ -309,15 +307,23 @@ class Run:
         if self.page is not None:
             self.page.step()
             self.page.reach(self.step)
-        self.mending.after(step, late=late)
+        self.healing.after(step, late=late)
         if self.saves.agreed:
             self.saves.agreed = False
             with self._hopeless():
                 self.saves.save(self, None)
 
-    def lost(self, number: int, loss: ArgosyError | None) -> None:
-        """An attempt did not count, because a rank is lost."""
+    def lost(self, number: int, loss: ArgosyError | None, *, torn: bool = False) -> None:
+        """An attempt did not count, because a rank is lost, or because it failed after the vote.
+
+        Raises:
+            PeerLost: no rank is replaced here.
+            Diverged: this rank has no state to continue from.
+        """
         self.leaving.judge(number, loss)
+        if torn:
+            self._broken = "" if self.crew.kind == "replaceable" else f"step {number} failed after its first update"
+            self.healing.tear(number, loss)
         if self.crew.kind != "replaceable":
             self.leaving.check(at_once=True)
             raise loss or PeerLost("a rank", "its process is gone")
@@ -377,17 +383,17 @@ class Run:
             if self.crew.is_lost():
                 raise self.crew.group.loss
             self.crew.joined = True
-            self.mending.from_disk()
-            self.mending.compare()
+            self.healing.find_holders()
+            self.healing.from_disk()
             self.saves.open(self, None)
             if self.page is not None:
                 self.page.reach(self.step)
             return True
         try:
             view = self.crew.meet(self._is_no_use, settled=self._settles)
-            if self.mending.fresh:  # With nothing to save it can leave at once.
+            if self.healing.fresh:  # With nothing to save it can leave at once.
                 self.wish.check()
-            self.mending.heal(view)
+            self.healing.heal(view)
         except NobodyCame as error:
             save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
@@ -401,7 +407,7 @@ class Run:
         if self._lost_at is not None:
             since, what = self._lost_at
             self._lost_at = None
-            if self.rank == self.mending.speaker:
+            if self.rank == self.healing.speaker:
                 self.tell(f"{what}; resumed step {self.step:,} after {time.monotonic() - since:.1f} s")
         return True
 
@@ -462,7 +468,8 @@ class Run:
         if self.crew.generation == 0:
             if self.crew.kind == "replaceable":
                 self.crew.meet(lambda: False)
-            self.mending.from_disk(quiet=True)
+            self.healing.find_holders()
+            self.healing.from_disk(quiet=True)
         return True
 
     def failed_rehearsal(self, error: BaseException) -> None:

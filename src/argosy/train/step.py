@@ -1,15 +1,12 @@
 """A step as a transaction: one attempt at one optimizer update, decided by a vote of all ranks.
 
-S1  Before the vote nothing that matters has changed; where more changes, or later, it is copied first (`undo`).
-S2  If all ranks vote to apply, all who voted apply; if one is lost before, none does, and the same step comes again.
-S3  A loss explains every `Exception` of its attempt; others are the user's, and leave the state of the last step.
+This is the shell around `step_machine.py`, which decides.
 """
 
 import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,9 +15,23 @@ import torch
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, Queue, seed_generators
-from argosy.train.asked import check_count, check_name
+from argosy.train.arguments import check_count, check_name
+from argosy.train.gradients import Gradients
 from argosy.train.spikes import NOTHING
-from argosy.train.tracking import Capsule, local
+from argosy.train.step_machine import (
+    Asked,
+    Attempt,
+    Compared,
+    Effect,
+    Event,
+    Leaving,
+    Left,
+    Outcome,
+    Updating,
+    Voted,
+    react,
+)
+from argosy.train.tracking import Capsule
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -42,16 +53,6 @@ class Abandoned(Exception):
     """Leaves the block of an attempt that does not count."""
 
 
-class Outcome(Enum):
-    """What became of an attempt."""
-
-    COMPARED = "computed once, to be compared with the second time"
-    OPEN = "not decided"
-    APPLIED = "all ranks apply it"
-    REJECTED = "all ranks leave it out: a number is not finite, or the loss a spike"
-    LOST = "a rank was lost"
-
-
 class Step:
     """One attempt at step `number`; made by `Run.steps`."""
 
@@ -59,26 +60,35 @@ class Step:
         self._run, self.number, self.rehearsal = run, number, rehearsal
         self.scale = 1.0
         """For the loss of the microbatch in hand: sums and averages over ranks become the mean of the whole batch."""
-        self.outcome = Outcome.OPEN
+        self._attempt = Attempt(undo=run.undo or rehearsal, rehearsal=rehearsal)
         self.entered = False
         self.loaders: list[Loader | Queue] = []
         self.rows: dict[str, Any] = {}
-        self.updates = 0
         self._finite = True
+        self._gradients = Gradients(run.tracked.optimizers.values(), run.tracked.others.values())
         self.loss = NOTHING
         """The largest that `check` was given, on any rank once the step is decided."""
         self.spiked = False
         self.fault = ""
-        """Why it was left out."""
-        self._issued = -1
+        """Why it was skipped."""
         self._latch: Any = None
         self._light = Capsule({}, {})
+        self._versions: list[int] = []
         self._undo: Capsule | None = None
 
     @property
     def committed(self) -> bool:
         """Whether the step counts."""
-        return self.outcome in (Outcome.APPLIED, Outcome.REJECTED)
+        return self._attempt.committed
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._attempt.outcome
+
+    @property
+    def updates(self) -> int:
+        """How many optimizers have stepped."""
+        return self._attempt.updates
 
     def every(self, steps: int) -> bool:
         """After the block: whether this was one of every so many steps; False after an attempt that did not count."""
@@ -175,8 +185,8 @@ class Step:
             raise ConfigError(f"step {self.number} was entered before", hint="take a new one from run.steps()")
         self.entered = True
         run.current = self
-        self._light = run.tracked.capture_light()
-        if self.rehearsal or run.undo:
+        self._light, self._versions = run.tracked.capture_light(), run.tracked.versions()
+        if self._attempt.undo:
             run.saves.wait_for_copy()
             found = run.tracked.capture()
             self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
@@ -201,18 +211,25 @@ class Step:
                 f"an optimizer steps inside backward, in step {self.number}: all ranks must agree before an update",
                 hint="call optimizer.step() once, after backward()",
             )
-        self.updates += 1
-        if self._issued < 0 and self._latch is not None:
-            self._issued = self._latch.issued
-        self._finite = self._finite and _finite(optimizer)
-        if self.updates == 1 and not self.rehearsal and self._run.recheck.wants(self.number):
+        if self.updates == 0 and not self.rehearsal and self._run.recheck.wants(self.number):
             self._compare()
-        if self._undo is not None:
-            return
-        if self.outcome is Outcome.OPEN:
-            self._vote()
-        if self.outcome is not Outcome.APPLIED:
+        finite, renewed = self._gradients.check(optimizer)
+        self._react(Updating(self._issued, finite, renewed, self.updates == 0 and self._has_changed))
+
+    def _react(self, event: Event) -> list[Effect]:
+        """Take note of an event, and do what has to be done inside the block; returns the rest.
+
+        Raises:
+            Abandoned: the block must be left.
+        """
+        self._attempt, effects = react(self._attempt, event)
+        if effects == [Effect.VOTE]:
+            return self._react(Voted(self._vote()))
+        if effects == [Effect.HOLD] and self._latch is not None:
+            self._latch.hold()
+        if effects == [Effect.ABANDON]:
             raise Abandoned(self.outcome.value)
+        return effects
 
     def _compare(self) -> None:
         """The gradients are there: keep them for comparison, or compare.
@@ -223,34 +240,35 @@ class Step:
         run = self._run
         differs = run.recheck.differs(self.number)
         if differs is None and not self._lost:
-            self.outcome = Outcome.COMPARED
-            raise Abandoned(self.outcome.value)
+            self._react(Compared())
         if differs and not self._lost:
             run.distrust(self.number)
 
     @property
-    def _late(self) -> bool:
-        """Whether data were exchanged after the first update."""
-        return self._issued >= 0 and self._latch is not None and self._latch.issued > self._issued
+    def _issued(self) -> int:
+        return 0 if self._latch is None else self._latch.issued
+
+    @property
+    def _has_changed(self) -> bool:
+        return self._versions != self._run.tracked.versions()
 
     @property
     def _lost(self) -> bool:
         return self._latch is not None and self._latch.loss is not None
 
-    def _vote(self) -> None:
+    def _vote(self) -> bool | None:
+        """Ask all ranks whether the step is applied; None if a rank is lost."""
         run = self._run
-        run.mending.before_vote(self.number + 1, self._light, final=self._undo is not None)
-        applies = int(self.updates > 0)
-        mine = [self.number, -self.number, applies, -applies, int(self._finite), *run.wishes(self.loss, self._late)]
+        run.healing.before_vote(self.number + 1, self._light, final=self._undo is not None)
+        applies, late = int(self.updates > 0), self._attempt.late or 0 <= self._attempt.issued < self._issued
+        finite = int(self._finite and self._attempt.finite)
+        mine = [self.number, -self.number, applies, -applies, finite, *run.wishes(self.loss, late)]
         try:
             answer = run.crew.ask(mine, self._latch)
         except CollectiveMismatch as error:
-            run.give_up()
-            run.leaving.check(at_once=True)
-            raise Diverged(f"ranks disagree in step {self.number}: {error}", hint=AGREE) from error
+            raise self._diverged(str(error)) from error
         if answer is None:
-            self.outcome = Outcome.LOST
-            return
+            return None
         if answer[0] != -answer[1] or answer[2] != -answer[3]:
             said = run.crew.gather((self.number, applies))
             whole = "; ".join(
@@ -265,48 +283,51 @@ class Step:
             self.fault = f"the loss is {self.loss:.4g}, its running mean was {run.ledger.watch.mean:.4g}"
         elif not answer[4]:
             self.fault = "a gradient or loss is not finite"
-        self.outcome = Outcome.REJECTED if self.fault else Outcome.APPLIED
+        return not self.fault
+
+    def _diverged(self, what: str) -> Diverged:
+        self._run.give_up()
+        self._run.leaving.check(at_once=True)
+        return Diverged(f"ranks disagree in step {self.number}: {what}", hint=AGREE)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        run = self._run
+        run, effects = self._run, list[Effect]()
         try:
-            if error is None and self.outcome is Outcome.OPEN and not self.rehearsal:
-                self._vote()
+            torn = self._latch is not None and self._latch.is_torn()
+            changed = self.outcome is not Outcome.APPLIED and self._has_changed
+            effects = self._react(Leaving(_how(error), self._issued, self._lost, torn, changed))
         finally:
-            late, lost = self._late, self._lost
             if self._latch is not None:
                 self._latch.__exit__(None, None, None)
             run.current = None
             run.recheck.let_go()
-        if self.rehearsal:
-            self._roll_back()
-            if isinstance(error, Abandoned):
-                return True
-            if error is not None:
+        if effects == [Effect.ASK]:
+            effects = self._react(Asked(run.crew.is_lost(SUSPECT_S)))
+        if self.outcome is Outcome.APPLIED and self._latch is not None and self._latch.mismatch is not None:
+            raise self._diverged(str(self._latch.mismatch)) from error
+        for effect in effects:
+            whole = Effect.ROLL_BACK in effects and (self._attempt.undo or not self._attempt.changed)
+            self._perform(effect, error, whole=whole)
+        return isinstance(error, Exception) and Effect.FAIL not in effects
+
+    def _perform(self, effect: Effect, error: BaseException | None, *, whole: bool) -> None:
+        run = self._run
+        match effect:
+            case Effect.ROLL_BACK:
+                self._roll_back()
+            case Effect.COMMIT:
+                run.commit(self, late=self._attempt.late)
+            case Effect.REPORT_LOSS:
+                torn = self.outcome is Outcome.TORN
+                run.lost(self.number, None if self._latch is None else self._latch.loss, torn=torn)
+            case Effect.FAIL if self.rehearsal:
+                assert error is not None
                 error.add_note("raised while a replaced rank rehearsed the step, before it met the others")
                 run.failed_rehearsal(error)
-            return False
-        if self.outcome is Outcome.APPLIED:
-            if error is None:
-                run.commit(self, late=late)
-            else:
-                self.outcome = Outcome.OPEN  # It does not count here.
-                run.failed(self.number, error, whole=False)
-            return False
-        self._roll_back()
-        if self.outcome is Outcome.COMPARED and isinstance(error, Abandoned):
-            return True
-        if self.outcome is Outcome.REJECTED:
-            run.commit(self, late=late)
-            return error is None or isinstance(error, Abandoned)
-        suspect = isinstance(error, Exception) and not isinstance(error, Diverged)
-        if self.outcome is Outcome.LOST or (suspect and (lost or run.crew.is_lost(SUSPECT_S))):
-            run.lost(self.number, self._latch.loss if self._latch is not None else None)
-            return isinstance(error, Exception)
-        run.failed(self.number, error, whole=True)
-        return False
+            case _:
+                run.failed(self.number, error, whole=whole)
 
     def _roll_back(self) -> None:
         """Everything as it was when the block began."""
@@ -317,14 +338,10 @@ class Step:
             optimizer.zero_grad(set_to_none=True)
 
 
-def _finite(optimizer: Any) -> bool:
-    """Whether no gradient that the optimizer will use is infinite or not a number."""
-    found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-    parts = [local(gradient) for gradient in found if gradient is not None]
-    gradients = [part for part in parts if part.numel()]
-    if not gradients:
-        return True
-    total = torch.stack([part.sum(dtype=torch.float32) for part in gradients]).sum()
-    if torch.isfinite(total):  # What is not finite stays so in a sum; large numbers may only seem to be.
-        return True
-    return all(bool(torch.isfinite(part).all()) for part in gradients)
+def _how(error: BaseException | None) -> Left:
+    """How the block ended."""
+    if error is None:
+        return Left.DONE
+    if isinstance(error, Abandoned):
+        return Left.ABANDONED
+    return Left.EXCEPTION if isinstance(error, Exception) and not isinstance(error, Diverged) else Left.MISTAKE

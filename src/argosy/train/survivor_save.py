@@ -1,6 +1,6 @@
 """Save the newest step while ranks are missing: one survivor writes the parts of all ranks.
 
-V1  Of replicas a survivor has everything; the shards of lost ranks are still in their pockets.
+V1  Of replicas a survivor has everything; the shards of lost ranks are still in their arenas.
 V2  One survivor saves: the others wait for a lock, which a death releases, and find its note.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,8 +18,9 @@ import msgspec
 from argosy.checkpoint import list_steps, save_whole
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import here
-from argosy.train.keeping import FLUSH_S, state_of
-from argosy.train.pocket import Pocket
+from argosy.train.arena import Arena, arena_folders
+from argosy.train.checkpoint_schedule import FLUSH_S, state_of
+from argosy.train.heal_decision import Version, newest
 from argosy.train.tracking import Capsule
 from argosy.transfer import Member, State, Unit
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from argosy.train.run import Run
 
 SETTLE_S = 1.0
-"""How long another survivor may take to put its shard of the newest step into its pocket."""
+"""How long another survivor may take to put its shard of the newest step into its arena."""
 _POLL_S = 0.01
 
 
@@ -49,13 +49,13 @@ def in_words(loss: BaseException | None) -> str:
 def save_without_lost(run: "Run", why: str) -> None:
     """Make the newest step durable, or report what is lost; `why` begins the line. Of several survivors one does it."""
     memory = here().memory
-    if memory is None or run.mending.fresh or not run.step:
+    if memory is None or run.healing.fresh or run.healing.torn or not run.step:
         return
     run.saves.forget()
     fd = os.open(memory / "last_save", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         if _locked(fd) and (note := f"{len(run.ledger.eras)}.{run.step}".encode()) != os.pread(fd, 64, 0):
-            run.tell(f"{why}{_save(run, memory)}")
+            run.tell(f"{why}{_save(run)}")
             os.ftruncate(fd, 0)
             os.pwrite(fd, note, 0)
     finally:
@@ -74,16 +74,16 @@ def _locked(fd: int) -> bool:
     return False
 
 
-def _save(run: "Run", memory: Path) -> str:
+def _save(run: "Run") -> str:
     """The rest of the line: what was saved, or what is lost."""
     had, reason = run.step, ""
     durable = _newest(run)
     try:
         if durable != run.step:
-            pockets = [Pocket(memory, rank) for rank in range(run.size)]
-            if not run.mending.copies:
-                run.mending.from_pocket(_common(run, pockets))
-            save_whole(run.directory, _parts(run, pockets), run.step, era=len(run.ledger.eras), say=run.tell)
+            arenas = [Arena(arena_folders(), rank) for rank in range(run.size)]
+            if not run.healing.replicated:
+                run.healing.from_arena(_common(run, arenas))
+            save_whole(run.directory, _parts(run, arenas), run.step, era=len(run.ledger.eras), say=run.tell)
             run.scribe.catch_up()
             durable = run.step
     except (ArgosyError, OSError) as error:
@@ -101,30 +101,31 @@ def _newest(run: "Run") -> int:
     return max(steps)[1] if steps else 0
 
 
-def _common(run: "Run", pockets: list[Pocket]) -> int:
-    """The newest step of which every rank's shard is in its pocket."""
+def _common(run: "Run", arenas: list[Arena]) -> Version:
+    """The newest version of which every rank's shard is in its arena."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        common = set[int].intersection(*(set(pocket.steps("full")) for pocket in pockets))
-        if run.step in common or time.monotonic() > deadline:
+        common = set[Version].intersection(*(set(arena.held()) for arena in arenas))
+        if run.healing.version in common or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
     if not common:
-        raise NotHeld("no step is in the shared memory of all ranks")
-    return max(common)
+        raise NotHeld("no step is in the arenas of all ranks")
+    return newest(common)
 
 
-def _parts(run: "Run", pockets: list[Pocket]) -> Iterator[State]:
+def _parts(run: "Run", arenas: list[Arena]) -> Iterator[State]:
     """The state of each rank, rank 0's last."""
     state = state_of(run)
-    if run.mending.holders:
+    if run.healing.holders:
         raise NotHeld("each rank has tensors that no other rank has")
     names = {_place(tensor): name for name, tensor in run.tracked.capture().tensors.items()}
     for rank in reversed(range(run.size)):
         if rank == run.rank:
             yield state
         else:
-            own = pockets[rank].own_of(run.step) if run.mending.copies else pockets[rank].get(run.step, "full")
+            arena = arenas[rank]
+            own = arena.own_of(run.step) if run.healing.replicated else arena.full(run.healing.version)
             yield _state_of(rank, state, own or Capsule({}, {}), names)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
+from argosy.train.ledger import Ledger
+from argosy.train.ownership import Declared, Ownership, find_owned
 
 SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
@@ -43,8 +45,10 @@ class Tracked:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.others: dict[str, Any] = {}
+        self.declared = Declared()
         self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
         """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
+        self._parts: list[Tensor] | None = None
         self._extras: list[tuple[str, nn.Module]] = []
         """The modules with extra state; found together with the buffers."""
 
@@ -61,7 +65,7 @@ class Tracked:
                     hint="give each thing to run.track once, under a name of its own",
                 )
         if isinstance(thing, nn.Module):
-            self.modules[name], self._homes = thing, None
+            self.modules[name], self._homes, self._parts = thing, None, None
         elif isinstance(thing, torch.optim.LBFGS):
             raise ConfigError(f"{name} cannot be tracked: LBFGS evaluates the model several times in one step")
         elif isinstance(thing, Optimizer):
@@ -98,13 +102,28 @@ class Tracked:
         known = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
         return not self.optimizers or any(id(p) in known for group in optimizer.param_groups for p in group["params"])
 
-    def parameters(self) -> dict[str, Tensor]:
-        """This rank's part of every parameter."""
+    def named(self) -> dict[str, Tensor]:
+        """Every parameter by its name."""
         return {
-            f"{name}/p/{key}": local(parameter)
+            f"{name}/p/{key}": parameter
             for name, module in self.modules.items()
             for key, parameter in module.named_parameters()
         }
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's part of every parameter."""
+        return {name: local(parameter) for name, parameter in self.named().items()}
+
+    def versions(self) -> list[int]:
+        """How often each parameter was written, as torch counts: what writes past torch is not seen."""
+        if self._parts is None:
+            self._parts = list(self.parameters().values())
+        return [part._version for part in self._parts]
+
+    def ownership(self, size: int) -> Ownership:
+        """Which parameters each of `size` ranks has for itself."""
+        trained = {id(p) for each in self.optimizers.values() for group in each.param_groups for p in group["params"]}
+        return find_owned(self.modules, trained, self.declared.find(self.modules), size)
 
     def buffers(self) -> dict[str, Tensor]:
         """What forward passes change, each rank in its own way."""
@@ -130,9 +149,10 @@ class Tracked:
                 found[name] = local(buffer)
         return found
 
-    def _states(self) -> Iterator[tuple[str, Any]]:
+    def _states(self, *, changing: bool = False) -> Iterator[tuple[str, Any]]:
         """What each other thing says in its state_dict, and each module as its extra state."""
-        yield from ((name, other.state_dict()) for name, other in self.others.items())
+        for name, other in self.others.items():
+            yield name, other.changing() if changing and isinstance(other, Ledger) else other.state_dict()
         yield from ((name, part.get_extra_state()) for name, part in self._extras)
 
     def capture(self) -> Capsule:
@@ -148,7 +168,7 @@ class Tracked:
     def capture_light(self) -> Capsule:
         """A copy of what may change before a step is decided: buffers, and small states of others."""
         tensors, values = self.buffers(), dict[str, Any]()
-        for name, state in self._states():
+        for name, state in self._states(changing=True):
             found: dict[str, Tensor] = {}
             value = take_apart(f"{name}/o", state, found)
             if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:

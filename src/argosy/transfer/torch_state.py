@@ -50,14 +50,15 @@ def describe(
     optimizers: Optimizer | Iterable[Optimizer] | Mapping[str, Optimizer] = (),
     *,
     others: Mapping[str, Any] | None = None,
-    local: Collection[str] = (),
+    local: Collection[str | Tensor] = (),
     ranks: tuple[int, int] | None = None,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `local` names
-    entries of `others` that each rank keeps for itself (random generators, cursors). `ranks` is (rank, size);
-    torch.distributed's if it is initialised.
+    entries of `others` that each rank keeps for itself (random generators, cursors). It may also hold parameters of
+    which each rank has its own: they are kept under the rank's name, with their optimizer state. `ranks` is (rank,
+    size); torch.distributed's if it is initialised.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
 
@@ -68,6 +69,8 @@ def describe(
     rank, size = ranks or _place()
     state = State(rank, size)
     builder = _Builder(state, others)
+    builder.own = {id(each) for each in local if isinstance(each, Tensor)}
+    local = [each for each in local if isinstance(each, str)]
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
         builder.add_module(prefix, module)
@@ -157,6 +160,8 @@ class _Builder:
     def __init__(self, state: State, home: Mapping[str, Any] | None = None) -> None:
         self.state, self.home = state, home
         self._plain: dict[torch.Size, Layout] = {}
+        self.own: set[int] = set()
+        """The parameters, by identity, of which each rank has another one."""
         self.names: dict[int, str] = {}
         self.origins: dict[str, str] = {}
         """Where each name comes from, as errors say it."""
@@ -242,6 +247,7 @@ class _Builder:
                 self._add_tensor(dot + clean(name), buffer, "buffer", whose[1])
 
     def _add_tensor(self, name: str, tensor: Tensor, role: Any, origin: str) -> None:
+        name = f"rank{self.state.rank}/{name}" if id(tensor) in self.own else name
         self.claim(name, origin)
         first = self.names.setdefault(id(tensor), name)
         if first != name:
@@ -249,6 +255,8 @@ class _Builder:
             return
         key = "parameter" if role == "parameter" else "value"
         self.state.units[name] = Unit(name, {key: self.member(name, key, role, tensor)})
+        if id(tensor) in self.own:
+            self._only_on(self.state.rank, self.state.units[name], key)
         self.parameters[name] = tensor
 
     def add_parameter(self, name: str, parameter: nn.Parameter) -> None:
@@ -275,14 +283,14 @@ class _Builder:
                     )
                 unit = self.state.units[name]
                 unit.options = {**options, **owner}
-                rank = rank_of(optimizer, parameter)
+                rank = self.state.rank if id(parameter) in self.own else rank_of(optimizer, parameter)
                 self.owners[name] = Owner(title, optimizer, group, holder, rank)
                 for key, value in holder.state.get(parameter, {}).items():
                     if not isinstance(key, str):
                         raise ConfigError(f"optimizer state of {name} cannot be kept: one of its keys is {key!r}")
                     self.claim(full_name(name, key), origin)
                     self._add_state(unit, key, value, parameter)
-                    if rank is not None:
+                    if rank is not None and (key in unit.members or id(parameter) not in self.own):
                         self._only_on(rank, unit, key)
 
     def _only_on(self, rank: int, unit: Unit, key: str) -> None:

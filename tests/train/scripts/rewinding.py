@@ -19,7 +19,7 @@ def place(name) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-restore = run.mending.restore
+restore = run.healing.restore
 
 
 def restoring(folder, step):
@@ -28,7 +28,7 @@ def restoring(folder, step):
     return restore(folder, step)
 
 
-run.mending.restore = restoring
+run.healing.restore = restoring
 for step in run.steps(until=12):
     with step:
         place(step.number if not step.rehearsal else "rehearsal")

@@ -44,9 +44,9 @@ training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
 segment.open_peer_segment = dying(segment.open_peer_segment, "meet")  # Not of rank 0, after all have said who they are.
-run.mending.heal = dying(run.mending.heal, "heal")
-run.mending._take_local = dying(run.mending._take_local, "adopted")
-run.mending._find_holders = dying(run.mending._find_holders, "healed")
+run.healing.heal = dying(run.healing.heal, "heal")
+run.healing.take_local = dying(run.healing.take_local, "adopted")
+run.healing._catch_up = dying(run.healing._catch_up, "healed")
 run.saves.save = dying(run.saves.save, "snapshot")
 place("constructor")
 seen = Path(directory, f"samples.{run.rank}.{run.crew.generation}")

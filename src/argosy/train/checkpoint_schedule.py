@@ -62,7 +62,10 @@ class Saves:
         """How often the script has called `run.save` since the ranks met, and where last."""
 
     def open(self, run: "Run", like: Mark | None) -> None:
-        """Make the saver, with all ranks, or `like` theirs."""
+        """Make the saver, with all ranks, or `like` theirs, if one of them has begun a save that this one has not."""
+        if self._saver is not None and like is not None and like.saves > self._saver.mark.saves:
+            self._saver.let_go()
+            self.close(hurry=True)
         if self._saver is None:
             self._saver = Saver(self._directory, keep=self._keep, cadence=_NEVER, like=like, say=seldom(run.tell))
 
@@ -199,9 +202,10 @@ def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
     tracked = run.tracked
     model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others)
+    local = run.healing.apart
+    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others, local=local)
     state.modules = state.modules or dict.fromkeys(tracked.modules, "")
-    for name, ranks in run.mending.holders.items():
+    for name, ranks in run.healing.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():
             if unit is not None and member.layout.ranks == tuple(range(run.size)):

@@ -156,6 +156,18 @@ class Crew:
 
     # -- what all of them remember -----------------------------------------------------------------
 
+    @property
+    def tried(self) -> int:
+        """The newest view in which this rank has met others, or tried to."""
+        return self._tried
+
+    def open_view(self) -> None:
+        """Have all ranks meet again although none was replaced."""
+        self._store.add(_VIEWS, 1)
+
+    def counted(self, name: str) -> int:
+        return 0 if self._store is None else int(self._store.add(f"argosy/count/{name}", 0))
+
     def count(self, name: str) -> int:
         """Count something over all ranks and generations; returns the new count."""
         return 1 if self._store is None else int(self._store.add(f"argosy/count/{name}", 1))
