@@ -158,6 +158,7 @@ class Agent:
             for name in list(self._hosted):
                 self._performer.ranks.read_pages(name)
         for run in list(self._headed.values()):
+            run.note_managed()
             run.evidence.poll(now)
         if now >= self._upkeep_at:
             self._upkeep_at = now + UPKEEP_S

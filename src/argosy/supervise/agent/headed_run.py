@@ -113,12 +113,15 @@ class HeadedRun:
         if what and not before:
             self.tell_fact(facts.DiskTrouble(at=time.time(), what=what))
 
-    def upkeep(self) -> None:
-        """Keep the logs bounded, say when output is being lost, and note that the run can be resumed."""
-        self.records.retry()
+    def note_managed(self) -> None:
+        """Note that the run can be resumed as soon as that is known: a power cut would leave no time for it."""
         if self.state.managed and not self.record.managed:
             self.record.managed = True
-            self.records.write_record(self.record)  # Now: a power cut would leave no time for it.
+            self.records.write_record(self.record)
+
+    def upkeep(self) -> None:
+        """Keep the logs bounded, and say when output is being lost."""
+        self.records.retry()
         self.check_disks()
         if not self._bounding:
             self._bounding = True
