@@ -392,7 +392,7 @@ def main():
     run = argosy.Run(seed=0)
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run.track(model=model, optimizer=optimizer)
+    run.track(model=model, optimizer=optimizer, replicated=[model])
     for step in run.steps(until=int(sys.argv[1])):
         with step:
             loss = model(torch.ones(1, 2)).sum()
