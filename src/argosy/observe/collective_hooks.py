@@ -19,6 +19,8 @@ from argosy.observe.call_site import call_site
 from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.page import Page
 from argosy.observe.progress import P2P_OPS
+from argosy.observe.rank_journal import rank_journal
+from argosy.observe.spans import ring
 
 _DISPATCH_KEY = "ADInplaceOrView"
 _WORKS_MAX = 1024
@@ -65,21 +67,55 @@ _METHODS = _by_name(
 """The methods of ProcessGroup, by name. Older names are included, because scripts may use any torch."""
 
 
+BYTES_MAX = 0xFFFFFFFF
+
+
+class _Tally:
+    """Numbers the operations of one group; point-to-point operations have no number that the members share."""
+
+    def __init__(self, group: int) -> None:
+        self._group, self._issued, self.newest = (group & 0xFF) << 56, 0, 0
+
+    def issue(self, size: int, p2p: bool) -> int:
+        """The argument of the operation's record: group (8 bits), number (24 bits, 0: none), bytes (32 bits)."""
+        if not p2p:
+            self._issued = self._issued + 1 & 0xFFFFFF or 1
+        self.newest = self._group | (0 if p2p else self._issued) << 32 | min(size, BYTES_MAX)
+        return self.newest
+
+
+def bytes_of(arguments: tuple[Any, ...]) -> int:
+    """The bytes of the largest argument, which may be a tensor or a list of tensors, one level nested."""
+    largest = 0
+    for argument in arguments:
+        nbytes = getattr(argument, "nbytes", None)
+        if nbytes is None and isinstance(argument, (list, tuple)):
+            nbytes = 0
+            for each in argument:  # pyright: ignore[reportUnknownVariableType]
+                inner = getattr(each, "nbytes", None)  # pyright: ignore[reportUnknownArgumentType]
+                nbytes += bytes_of((each,)) if inner is None else inner
+        if nbytes is not None and nbytes > largest:
+            largest = nbytes
+    return largest
+
+
 class CollectiveHooks:
     """Counts the collectives of this process on a page, which may be replaced at any time."""
 
     def __init__(self) -> None:
         self._page = Page.void()
         self._groups: dict[int, int] = {}
-        self._works: dict[int, int] = {}
+        self._works: dict[int, tuple[int, int]] = {}
         self._last = 0
+        self._tallies: dict[int, _Tally] = {}
+        self._added = 0
         self._below: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._library: Any = None
         self.backward_site = b""
         """Where the last backward pass began: the call site of collectives that autograd's own threads issue."""
 
     def attach(self, page: Page) -> None:
-        self._groups, self._works, self._page = {}, {}, page
+        self._groups, self._works, self._page, self._tallies, self._added = {}, {}, page, {}, 0
 
     def install(self, torch: Any, c10d: Any) -> None:
         """Patch torch, skipping what this version of torch does not have."""
@@ -93,15 +129,28 @@ class CollectiveHooks:
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def count(self, group: Any, op: bytes, p2p: bool) -> tuple[int, bytes]:
-        """Count an operation; returns the group's slot and the call site."""
+    def count(self, group: Any, op: bytes, p2p: bool, size: int = 0) -> tuple[int, bytes]:
+        """Count an operation on `size` bytes; returns the group's slot and the call site."""
         site = call_site() or self.backward_site
         index = self._groups.get(id(group))
         if index is None:
             index = self._add_existing(group)
         self._page.issue(index, op, site, p2p)
         self._last = index
+        tally = self._tallies.get(index)
+        if tally is not None:
+            ring().point(op.decode(), None, tally.issue(size, p2p))
         return index, site
+
+    def begin_wait(self, index: int, argument: int = -1) -> None:
+        """Record that this rank blocks; without `argument`, in the newest operation of the group."""
+        self._page.wait(index)
+        tally = self._tallies.get(index)
+        ring().begin("wait", None, argument if argument >= 0 else tally.newest if tally else 0)
+
+    def end_wait(self, index: int) -> None:
+        self._page.waited(index)
+        ring().end("wait")
 
     def _add_existing(self, group: Any) -> int:
         """Give a slot to a group that was formed before the hooks were installed."""
@@ -117,6 +166,13 @@ class CollectiveHooks:
         # is added by `_patch_formation`.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
+        self._tallies[index] = _Tally(self._added)
+        members = ranks if ranks is not None and (spread := progression(ranks)) is None else None
+        span = [] if ranks is None or members is not None else [spread.start, spread.stop, spread.step]
+        rank_journal.write(
+            "group", number=self._added, name=str(group.group_name), size=size, group_rank=rank, span=span, members=members
+        )
+        self._added += 1
         return index
 
     # -- patches -----------------------------------------------------------------------------------
@@ -148,7 +204,7 @@ class CollectiveHooks:
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             index = -1
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                index, _ = self.count(group, raw, p2p)
+                index, _ = self.count(group, raw, p2p, bytes_of(args))
             except Exception:
                 pass
             with below():
@@ -156,7 +212,8 @@ class CollectiveHooks:
             if index >= 0:
                 if len(self._works) >= _WORKS_MAX:  # The script does not wait for them.
                     self._works.clear()
-                self._works[id(work)] = index
+                tally = self._tallies.get(index)
+                self._works[id(work)] = index, tally.newest if tally else -1
             return work
 
         return method
@@ -166,12 +223,12 @@ class CollectiveHooks:
 
         @wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            page, index = self._page, self._works.pop(id(work), self._last)
-            page.wait(index)
+            index, argument = self._works.pop(id(work), (self._last, -1))
+            self.begin_wait(index, argument)
             try:
                 return original(work, *args, **kwargs)
             finally:
-                page.waited(index)
+                self.end_wait(index)
 
         c10d.Work.wait = wait
 
@@ -195,7 +252,7 @@ class CollectiveHooks:
 
         def operator(*args: Any, **kwargs: Any) -> Any:
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                self.count(unbox(args[position]), raw, p2p)
+                self.count(unbox(args[position]), raw, p2p, bytes_of(args))
             except Exception:
                 pass
             with below():

@@ -1,9 +1,10 @@
 """Spans: timed pieces of a rank's work, in a ring of shared memory that survives kill -9 and can be read at any time.
 
 The ring is lossy: new records overwrite the oldest. One file per rank: a header of 4096 bytes, then records of 32
-bytes. Header, in little-endian 64-bit words: magic and version, pid, capacity, records written so far, names; from
-byte 256 on the names, 32 bytes each. A record: time (CLOCK_MONOTONIC ns); number of the name and, from bit 32 on,
-kind (1 begins, 2 ends); a reserved word; low half of its number + 1 and, from bit 32 on, the step.
+bytes. Header, in little-endian 64-bit words: magic and version, pid, capacity, records written so far, names, and the
+same moment on two clocks: CLOCK_REALTIME and CLOCK_MONOTONIC in ns; from byte 256 on the names, 32 bytes each.
+A record: time (CLOCK_MONOTONIC ns); number of the name, kind (`Kind`, from bit 32 on), lane (number of the thread, from
+bit 40 on); an argument; low half of its number + 1 and, from bit 32 on, the step.
 
 R1  A reader skips records that were overwritten or being written while it read.
 R2  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
@@ -14,7 +15,10 @@ import mmap
 import os
 import struct
 import time
-from threading import RLock
+from enum import IntEnum
+from functools import wraps
+from threading import RLock, get_ident
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -22,14 +26,31 @@ from argosy.observe.page import detached_in_child, map_new
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
-CAPACITY = 4096
+CAPACITY = 16384
 NAMES_MAX = (HEADER_BYTES - 256) // 32
-_MAGIC = int.from_bytes(b"ARGSPAN\x01", "little")
-_PID, _CAPACITY, _HEAD, _NAMES = range(1, 5)
-_BEGIN, _END = 1, 2
+OTHER_NAMES = "(other names)"
+"""Stands for all names after the first NAMES_MAX - 1."""
+_MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
+_PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
+_LANES_MAX = 0xFFFF
+F = TypeVar("F")
 _LOW = 0xFFFFFFFF
 _RECORD = struct.Struct("<4Q")
 _FIRST = HEADER_BYTES // 8
+
+
+class Kind(IntEnum):
+    """What a record says."""
+
+    BEGIN = 1
+    END = 2
+    POINT = 3
+    """Something happened: the argument says more."""
+    COUNT = 4
+    """A counter has the value of the argument (a signed integer)."""
+
+
+_BEGIN, _END, _POINT, _COUNT = (int(kind) for kind in Kind)
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -56,6 +77,9 @@ class Ring:
         self._numbers: dict[str, int] = {}
         self._capacity = (len(self._view) - HEADER_BYTES) // RECORD_BYTES
         self._head = 0
+        self._lanes: dict[int, int] = {}
+        self.step = 0
+        """The step that records belong to if the caller names none."""
         detached_in_child.add(self)  # R3
 
     @classmethod
@@ -67,6 +91,7 @@ class Ring:
         """
         ring = cls(map_new(path, HEADER_BYTES + capacity * RECORD_BYTES))  # R2
         ring._words[_PID], ring._words[_CAPACITY] = os.getpid(), capacity
+        ring._words[_WALL], ring._words[_MONOTONIC] = time.time_ns(), time.monotonic_ns()
         ring._words[0] = _MAGIC
         return ring
 
@@ -79,28 +104,48 @@ class Ring:
         """Release the shared memory: later records are lost."""
         self.__init__(bytearray(HEADER_BYTES + RECORD_BYTES))
 
-    def begin(self, name: str, step: int = 0) -> None:
-        self._record(name, _BEGIN, step)
+    @property
+    def count(self) -> int:
+        """Records written so far."""
+        return self._head
 
-    def end(self, name: str, step: int = 0) -> None:
-        self._record(name, _END, step)
+    def begin(self, name: str, step: int | None = None, argument: int = 0) -> None:
+        self._record(name, _BEGIN, step, argument)
 
-    def _record(self, name: str, kind: int, step: int) -> None:
+    def end(self, name: str, step: int | None = None, argument: int = 0) -> None:
+        self._record(name, _END, step, argument)
+
+    def point(self, name: str, step: int | None = None, argument: int = 0) -> None:
+        self._record(name, _POINT, step, argument)
+
+    def counter(self, name: str, value: int) -> None:
+        self._record(name, _COUNT, None, value & 0xFFFFFFFFFFFFFFFF)
+
+    def _record(self, name: str, kind: int, step: int | None, argument: int) -> None:
         with self._lock:
             number = self._numbers.get(name)
             if number is None:
                 number = self._add_name(name)
+            lane = self._lanes.get(get_ident())
+            if lane is None:
+                lane = self._lanes[get_ident()] = min(len(self._lanes), _LANES_MAX)
             head, words = self._head, self._words
             at = _FIRST + head % self._capacity * 4
             words[at + 3] = 0
             words[at] = time.monotonic_ns()
-            words[at + 1] = number | kind << 32
-            words[at + 3] = ((head + 1) & _LOW) | (step & _LOW) << 32
+            words[at + 1] = number | kind << 32 | lane << 40
+            words[at + 2] = argument
+            words[at + 3] = ((head + 1) & _LOW) | ((self.step if step is None else step) & _LOW) << 32
             self._head = words[_HEAD] = head + 1
 
     def _add_name(self, name: str) -> int:
-        number = min(len(self._numbers), NAMES_MAX - 1)
-        raw = name.encode()[:32]
+        number = len(self._numbers)
+        if number >= NAMES_MAX - 1:
+            if len(self._numbers) > 4096:  # Names that are made up as the script runs.
+                return NAMES_MAX - 1
+            number, raw = NAMES_MAX - 1, OTHER_NAMES.encode()
+        else:
+            raw = name.encode()[:32]
         self._view[256 + number * 32 : 288 + number * 32] = raw.ljust(32, b"\0")
         self._numbers[name] = number
         self._words[_NAMES] = number + 1
@@ -119,7 +164,7 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
         body = file.read()
         file.seek(0)
         after = file.read(HEADER_BYTES)
-    words = struct.unpack_from("<5Q", first)
+    words = struct.unpack_from("<7Q", first)
     if words[0] != _MAGIC or len(body) < words[_CAPACITY] * RECORD_BYTES:
         raise ValueError(f"not a ring of spans: {os.fspath(path)}")
     capacity, head = words[_CAPACITY], words[_HEAD]
@@ -130,10 +175,12 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
         at, what, _, sequence = _RECORD.unpack_from(body, number % capacity * RECORD_BYTES)
         if sequence & _LOW != (number + 1) & _LOW:  # R1
             continue
-        name = _name(after, what & _LOW)
-        if what >> 32 == _BEGIN:
+        name, kind = _name(after, what & _LOW), what >> 32 & 0xFF
+        if kind == _BEGIN:
             running.append(len(spans))
             spans.append(Span(name, at, 0, sequence >> 32))
+            continue
+        if kind != _END:
             continue
         mine = next((place for place in reversed(running) if spans[place].name == name), None)
         if mine is not None:
@@ -156,16 +203,52 @@ def record_spans(ring: Ring) -> None:
     _ring = ring
 
 
+def ring() -> Ring:
+    """The ring of this process; without one, a ring that nobody sees."""
+    return _ring
+
+
+def mark_step(step: int) -> None:
+    """Record that `step` steps are done; fewer than before if the run went back."""
+    _ring.step = step
+    _ring.point("step", step, step)
+
+
+def count(name: str, value: float) -> None:
+    """Record the value of a counter, as an integer."""
+    _ring.counter(name, int(value))
+
+
 class span:  # A function in all but name: `with span("data"):`.
-    """Record how long the block takes, in the ring of this rank if it has one."""
+    """Record how long a block takes, in the ring of this rank if it has one; also a decorator, or `begin` and `end`."""
 
     __slots__ = ("_name", "_step")
 
-    def __init__(self, name: str, step: int = 0) -> None:
+    def __init__(self, name: str, step: int | None = None) -> None:
         self._name, self._step = name, step
+
+    def begin(self) -> "span":
+        _ring.begin(self._name, self._step)
+        return self
+
+    def end(self) -> None:
+        _ring.end(self._name, self._step)
 
     def __enter__(self) -> None:
         _ring.begin(self._name, self._step)
 
     def __exit__(self, *_: object) -> None:
         _ring.end(self._name, self._step)
+
+    def __call__(self, function: F) -> F:
+        plain, name = cast(Any, function), self._name
+
+        @wraps(plain)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            _ring.begin(name)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                _ring.end(name)
+
+        return cast(F, timed)
