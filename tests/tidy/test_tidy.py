@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
+    {"insight"},
     {"train"},
     {"process", "collective", "checkpoint", "data"},
     {"fabric", "transfer"},

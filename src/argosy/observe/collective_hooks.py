@@ -170,7 +170,13 @@ class CollectiveHooks:
         members = ranks if ranks is not None and (spread := progression(ranks)) is None else None
         span = [] if ranks is None or members is not None else [spread.start, spread.stop, spread.step]
         rank_journal.write(
-            "group", number=self._added, name=str(group.group_name), size=size, group_rank=rank, span=span, members=members
+            "group",
+            number=self._added,
+            name=str(group.group_name),
+            size=size,
+            group_rank=rank,
+            span=span,
+            members=members,
         )
         self._added += 1
         return index

@@ -30,11 +30,12 @@ CAPACITY = 16384
 NAMES_MAX = (HEADER_BYTES - 256) // 32
 OTHER_NAMES = "(other names)"
 """Stands for all names after the first NAMES_MAX - 1."""
-_MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
+MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
 _PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
 _LANES_MAX = 0xFFFF
 F = TypeVar("F")
 _LOW = 0xFFFFFFFF
+HEADER = struct.Struct("<7Q")
 _RECORD = struct.Struct("<4Q")
 _FIRST = HEADER_BYTES // 8
 
@@ -92,7 +93,7 @@ class Ring:
         ring = cls(map_new(path, HEADER_BYTES + capacity * RECORD_BYTES))  # R2
         ring._words[_PID], ring._words[_CAPACITY] = os.getpid(), capacity
         ring._words[_WALL], ring._words[_MONOTONIC] = time.time_ns(), time.monotonic_ns()
-        ring._words[0] = _MAGIC
+        ring._words[0] = MAGIC
         return ring
 
     @classmethod
@@ -164,11 +165,11 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
         body = file.read()
         file.seek(0)
         after = file.read(HEADER_BYTES)
-    words = struct.unpack_from("<7Q", first)
-    if words[0] != _MAGIC or len(body) < words[_CAPACITY] * RECORD_BYTES:
+    words = HEADER.unpack_from(first)
+    if words[0] != MAGIC or len(body) < words[_CAPACITY] * RECORD_BYTES:
         raise ValueError(f"not a ring of spans: {os.fspath(path)}")
     capacity, head = words[_CAPACITY], words[_HEAD]
-    oldest = struct.unpack_from("<5Q", after)[_HEAD] - capacity
+    oldest = HEADER.unpack_from(after)[_HEAD] - capacity
     spans: list[Span] = []
     running: list[int] = []
     for number in range(max(0, oldest + 1, head - capacity), head):
@@ -192,6 +193,15 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
 def _name(header: bytes, number: int) -> str:
     start = 256 + min(number, NAMES_MAX - 1) * 32
     return header[start : start + 32].rstrip(b"\0").decode(errors="replace")
+
+
+def has_records(path: str | os.PathLike[str]) -> bool:
+    """Whether anything was recorded in a ring."""
+    try:
+        with open(path, "rb") as file:
+            return HEADER.unpack(file.read(HEADER.size))[3] > 0
+    except (OSError, struct.error):
+        return False
 
 
 _ring = Ring.void()

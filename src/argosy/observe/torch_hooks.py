@@ -53,7 +53,17 @@ class _Hooks:
         if torch is None:
             return
         self.modules_seen = len(sys.modules)
-        for function in (Page.enter, Page.step, Page.issue, Page.wait, Page.waited, call_site, ring, Ring.begin, Ring.end):
+        for function in (
+            Page.enter,
+            Page.step,
+            Page.issue,
+            Page.wait,
+            Page.waited,
+            call_site,
+            ring,
+            Ring.begin,
+            Ring.end,
+        ):
             skip_dynamo(torch, function, callees=True)
         patches: dict[str, Callable[[Any], None]] = {
             "torch.optim.optimizer": lambda module: self._patch_optimizer(torch, module),

@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from argosy.process.rank.environment import open_environment as open_environment
     from argosy.process.rank.environment import own_limits as own_limits
     from argosy.process.rank.environment import seal_environment as seal_environment
+    from argosy.process.run.facts import LaunchEnded as LaunchEnded
+    from argosy.process.run.facts import LaunchStarted as LaunchStarted
+    from argosy.process.run.facts import RankExited as RankExited
+    from argosy.process.run.facts import RankStarted as RankStarted
     from argosy.process.run.launch import Launch as Launch
     from argosy.process.run.launch import rank_defaults as rank_defaults
     from argosy.process.run.restart import Restart as Restart

@@ -17,7 +17,7 @@ import msgspec
 
 from argosy.core import ArgosyError, PeerLost, RankId, WaitStatus
 from argosy.fabric import ForkHelper, Link
-from argosy.observe import Flag, Page, RankProgress
+from argosy.observe import DrainProcess, Flag, Page, RankProgress
 from argosy.process.evidence.inquest import Inquest
 from argosy.process.evidence.oom import OomSample, OomSamples, again, explain_oom
 from argosy.process.host.agentlog import Has, Opened
@@ -93,6 +93,7 @@ class Running:
         self.files = host.runtime / "runs" / run
         self.memory = host.memory / run
         self.traces = Traces(run, self.memory, host.cgroup)
+        self.drain = DrainProcess(self.memory, self.directory.path, number)
 
     def open(self) -> None:
         """Make the run's directories.
@@ -439,6 +440,7 @@ class Running:
     def upkeep(self) -> None:
         """Keep the logs bounded, say when output is being lost, and note that the run can be resumed."""
         self.directory.retry()
+        self.drain.tend()
         seen = None if self.record.managed else self.progress_of(self.state.rank(0))
         if seen is not None and seen.has(Flag.RUN_MANAGED):
             self.record.managed = True
@@ -479,6 +481,7 @@ class Running:
         self.traces.clear(children)
         if self.store_child is not None:
             end_process(self.store_child.born)
+        self.drain.finish()
         for path in (self.files, self.memory):
             shutil.rmtree(path, ignore_errors=True)
         return disk_is_full(self.logs)

@@ -1,0 +1,49 @@
+"""Start and end the drain of a run. Imports no numpy: the process that calls this may be the agent."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from argosy.observe.spans import has_records
+
+END_S = 10.0
+
+
+class DrainProcess:
+    """The drain of one run on this host; it starts when a rank has recorded something."""
+
+    def __init__(self, memory: Path, directory: Path, launch: int) -> None:
+        self._memory = memory
+        self._command = [sys.executable, "-m", "argosy.observe.drain", str(memory), str(directory), str(launch)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def tend(self) -> None:
+        """Start the drain if there is something to drain and none runs; never blocks, never raises."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if not any(has_records(path) for path in self._memory.glob("*.page.spans")):
+            return
+        with suppress(OSError):
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+
+    def finish(self) -> None:
+        """Let the drain take what is left and end; blocks up to END_S."""
+        with suppress(OSError):
+            (self._memory / "drain.end").touch()
+        self.tend()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()

@@ -1,0 +1,75 @@
+"""Make up what ranks recorded, for tests of the ledger: times are in milliseconds since the launch."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from argosy.insight.store import Group, LaunchData, Life, ProcessRecords
+from argosy.observe import Kind
+
+MS = 1_000_000
+EPOCH = 1_700_000_000 * 1000 * MS
+
+
+@dataclass
+class Recording:
+    """The records of one process, written like a diary."""
+
+    rank: int
+    generation: int = 0
+    shift: float = 0.0
+    """Added to all times: a clock that is wrong."""
+    records: list[tuple[float, int, str, int, int]] = field(default_factory=list[tuple[float, int, str, int, int]])
+    issued: int = 0
+    done: int = 0
+
+    def span(self, name: str, begin: float, end: float, lane: int = 0) -> "Recording":
+        self.records += [(begin, Kind.BEGIN, name, 0, lane), (end, Kind.END, name, 0, lane)]
+        return self
+
+    def issue(self, at: float, op: str = "all_reduce", size: int = 1000) -> int:
+        self.issued += 1
+        argument = self.issued << 32 | size
+        self.records.append((at, Kind.POINT, op, argument, 0))
+        return argument
+
+    def wait(self, begin: float, end: float, argument: int) -> "Recording":
+        self.records += [(begin, Kind.BEGIN, "wait", argument, 0), (end, Kind.END, "wait", 0, 0)]
+        return self
+
+    def reduce(self, begin: float, end: float) -> "Recording":
+        """A blocking all_reduce."""
+        return self.wait(begin, end, self.issue(begin))
+
+    def step(self, at: float, done: int | None = None) -> "Recording":
+        self.done = self.done + 1 if done is None else done
+        self.records.append((at, Kind.POINT, "step", self.done, 0))
+        return self
+
+    def process(self) -> ProcessRecords:
+        records = sorted(self.records, key=lambda each: each[0])  # Stable: nested spans keep their order.
+        names = list(dict.fromkeys(record[2] for record in records))
+        columns = {
+            "time": np.array([EPOCH + int((at + self.shift) * MS) for at, *_ in records], np.int64),
+            "name": np.array([names.index(name) for _, _, name, _, _ in records], np.uint16),
+            "kind": np.array([kind for _, kind, *_ in records], np.uint8),
+            "lane": np.array([lane for *_, lane in records], np.uint16),
+            "argument": np.array([argument for _, _, _, argument, _ in records], np.uint64),
+            "step": np.zeros(len(records), np.uint32),
+        }
+        return ProcessRecords(self.rank, self.generation, names, columns)
+
+
+def launch_of(recordings: list[Recording], end: float, lives: list[Life] | None = None) -> LaunchData:
+    """A launch from 0 to `end` whose ranks lived all the time, unless `lives` says otherwise."""
+    size = 1 + max(each.rank for each in recordings)
+    launch = LaunchData(1, size, EPOCH, EPOCH + int(end * MS), ended=True)
+    launch.lives = lives or [life(each.rank, 0, end) for each in recordings]
+    launch.processes = {(each.rank, each.generation): each.process() for each in recordings}
+    group = Group(0, "0", size, tuple(range(size)))
+    launch.groups = {key: {0: group} for key in launch.processes}
+    return launch
+
+
+def life(rank: int, begin: float, end: float, generation: int = 0, ok: bool = True) -> Life:
+    return Life(rank, generation, EPOCH + int(begin * MS), EPOCH + int(end * MS), ok)
