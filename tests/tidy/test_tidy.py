@@ -50,6 +50,7 @@ PUBLIC_NAMES = [
     "endpoint",
     "here",
     "local",
+    "open_run",
     "restore",
     "serve",
 ]

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
-    from argosy.insight.store import RunData as RunData
-    from argosy.insight.store import load_run as load_run
+    from argosy.insight.compare import Comparison as Comparison
+    from argosy.insight.compare import compare_runs as compare_runs
+    from argosy.insight.opened import OpenedRun as OpenedRun
+    from argosy.insight.opened import open_run as open_run
+    from argosy.insight.speed_text import speed_lines as speed_lines
+    from argosy.insight.verdicts import Verdict as Verdict
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,6 +7,7 @@ G3  A rank that waits for one that is being replaced is in RESTART, blamed on it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class LaunchLedger:
 def make_ledger(run: RunData) -> list[LaunchLedger]:
     """The ledgers of all launches of a run, oldest first."""
     ledgers = [ledger_of(launch) for launch in run.launches]
-    for earlier, later in zip(ledgers, ledgers[1:], strict=False):
+    for earlier, later in pairwise(ledgers):
         resumed = min((lane.resumed for lane in later.lanes.values() if len(lane.marks[1])), default=0)
         if resumed > 0:  # It continues at a later step than the first: what it does again was lost.
             for row in earlier.rows:

@@ -6,6 +6,7 @@ Importing this room imports neither torch nor numpy; the hooks are installed whe
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
+from argosy.observe.config import record_config as record_config
 from argosy.observe.drain_process import DrainProcess as DrainProcess
 from argosy.observe.journal import Damage as Damage
 from argosy.observe.journal import DamagedJournal as DamagedJournal

@@ -10,10 +10,10 @@ C2  The original is called through the dispatcher, which releases the GIL. (Call
     keeps the GIL inside C++ and deadlocks DDP on Gloo.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 from argosy.observe.call_site import call_site
 from argosy.observe.dynamo_skip import skip_dynamo
@@ -84,16 +84,17 @@ class _Tally:
         return self.newest
 
 
-def bytes_of(arguments: tuple[Any, ...]) -> int:
+def bytes_of(arguments: Iterable[Any]) -> int:
     """The bytes of the largest argument, which may be a tensor or a list of tensors, one level nested."""
     largest = 0
     for argument in arguments:
-        nbytes = getattr(argument, "nbytes", None)
+        nbytes: int | None = getattr(argument, "nbytes", None)
         if nbytes is None and isinstance(argument, (list, tuple)):
-            nbytes = 0
-            for each in argument:  # pyright: ignore[reportUnknownVariableType]
-                inner = getattr(each, "nbytes", None)  # pyright: ignore[reportUnknownArgumentType]
-                nbytes += bytes_of((each,)) if inner is None else inner
+            parts = cast("list[Any]", argument)
+            nbytes = sum(
+                bytes_of(cast("list[Any]", each)) if isinstance(each, list) else getattr(each, "nbytes", 0)
+                for each in parts
+            )
         if nbytes is not None and nbytes > largest:
             largest = nbytes
     return largest
@@ -167,8 +168,9 @@ class CollectiveHooks:
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
         self._tallies[index] = _Tally(self._added)
-        members = ranks if ranks is not None and (spread := progression(ranks)) is None else None
-        span = [] if ranks is None or members is not None else [spread.start, spread.stop, spread.step]
+        spread = progression(ranks)
+        span = [] if spread is None else [spread.start, spread.stop, spread.step]
+        members = ranks if spread is None else None
         rank_journal.write(
             "group",
             number=self._added,

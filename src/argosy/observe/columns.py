@@ -84,5 +84,5 @@ def read_headers(path: str | os.PathLike[str]) -> Iterator[Frame]:
                     yield _decoder.decode(item.record)[0]
                 except msgspec.MsgspecError:
                     continue
-    except FileNotFoundError:
+    except OSError:
         return

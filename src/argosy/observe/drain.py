@@ -15,11 +15,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from argosy.observe.columns import encode_frame, read_headers
 from argosy.observe.host_samples import HostSamples, is_alive
 from argosy.observe.journal import Journal
 from argosy.observe.rank_journal import metrics_directory
 from argosy.observe.ring_reader import RingReader
+from argosy.observe.start_facts import gather_facts
 
 TURN_S = 0.25
 SAMPLE_S = 1.0
@@ -57,13 +60,14 @@ class Drain:
         before, columns = ring.lost, ring.take()
         if columns is None:
             return
+        lost = ring.lost - before + self._unwritten.pop(key, 0)
         names = ring.names()
         about = {
             "rank": key[0],
             "generation": key[1],
             "pid": ring.pid,
             "next": ring.next,
-            "lost": ring.lost - before + self._unwritten.pop(key, 0),
+            "lost": lost,
             "wall": ring.wall,
             "monotonic": ring.monotonic,
             "names": names[self._named.get(key, 0) :],
@@ -72,7 +76,16 @@ class Drain:
         if self._write("spans", encode_frame("spans", columns, about)):
             self._named[key] = len(names)
         else:  # D3
-            self._unwritten[key] = about["lost"] + len(columns["time"])
+            self._unwritten[key] = lost + len(columns["time"])
+
+    def write_facts(self) -> None:
+        """Write down once what the run started with."""
+        path = self._directory / "start.json"
+        if not path.exists():
+            facts = gather_facts(self._directory.parent.parent)
+            with suppress(OSError):
+                self._directory.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(msgspec.json.encode(facts))
 
     def sample(self) -> None:
         """Measure host and ranks now."""
@@ -115,6 +128,7 @@ def drain(memory: Path, directory: Path) -> int:
     if not _lock(lock, memory / END_FILE):
         return ANOTHER
     work = Drain(memory, directory)
+    work.write_facts()
     sample_at = flush_at = 0.0
     alive_at = time.monotonic()
     while True:

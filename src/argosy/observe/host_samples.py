@@ -16,11 +16,12 @@ RANK_COLUMNS = {
     "rank": "<i4",
     "generation": "<i4",
     "cpu_ns": "<i8",
+    "main_cpu_ns": "<i8",
     "run_delay_ns": "<i8",
     "rss_bytes": "<i8",
     "threads": "<i4",
 }
-"""`run_delay_ns`: how long the main thread was ready to run and had no core, since its start."""
+"""Since the start of the process: CPU time of all threads, of the main thread, and how long that waited for a core."""
 HOST_COLUMNS = {
     "time": "<i8",
     "cpu_percent": "<f4",
@@ -69,10 +70,10 @@ def _process(pid: int) -> list[float]:
     with process.oneshot():
         cpu = process.cpu_times()
         rss, threads = process.memory_info().rss, process.num_threads()
-    delay = 0
-    with suppress(OSError), open(f"/proc/{pid}/schedstat") as file:
-        delay = int(file.read().split()[1])
-    return [int((cpu.user + cpu.system) * 1e9), delay, rss, threads]
+    main, delay = 0, 0
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:
+        main, delay, _ = map(int, file.read().split())
+    return [int((cpu.user + cpu.system) * 1e9), main, delay, rss, threads]
 
 
 def _host() -> list[float]:

@@ -1,4 +1,4 @@
-"""Read a ring of spans as numpy columns, from where the last reading ended. The rank may be running, stopped or dead."""
+"""Read a ring of spans as numpy columns, from where the last reading ended. The rank may run, be stopped or dead."""
 
 import mmap
 import os

@@ -19,10 +19,12 @@ from typing import Any
 
 from argosy.observe.call_site import call_site
 from argosy.observe.collective_hooks import CollectiveHooks
+from argosy.observe.config import record_start, watch_argparse
 from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.import_hook import when_imported
 from argosy.observe.page import Page
 from argosy.observe.progress import Activity, Flag
+from argosy.observe.scalar_mirrors import MIRRORS
 from argosy.observe.spans import Ring, mark_step, ring
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -43,6 +45,7 @@ class _Hooks:
         self.collectives = CollectiveHooks()
         self.counts_steps = True
         self.steps = 0
+        self.recorded_start = True
         self.modules_seen = 0
         """How many modules were imported when torch was patched last: parts of torch are imported when first used."""
         self.installed: set[str] = set()
@@ -74,6 +77,7 @@ class _Hooks:
             "torch.serialization": lambda module: self._patch_save(torch, module),
             _DCP: self._patch_dcp,
             _DYNAMO: self._watch_compiler,
+            **MIRRORS,
         }
         for name, patch in patches.items():
             module = sys.modules.get(name)
@@ -83,6 +87,15 @@ class _Hooks:
                     patch(module)
         if self.installed:
             self.page.set_flag(Flag.TORCH_HOOKS)
+
+    def _look(self) -> None:
+        """While training: patch what was imported meanwhile."""
+        if len(sys.modules) == self.modules_seen:
+            return
+        self.install()
+        if not self.recorded_start:
+            self.recorded_start = True
+            record_start()
 
     def _patch_optimizer(self, torch: Any, module: Any) -> None:
         compiling = torch.compiler.is_compiling
@@ -95,8 +108,7 @@ class _Hooks:
             if compiling():
                 return
             ring().end("optimizer")
-            if len(sys.modules) != self.modules_seen:
-                self.install()
+            self._look()
             if self.counts_steps:
                 self.steps += 1
                 self.page.step()
@@ -117,8 +129,7 @@ class _Hooks:
             if compiling() or inside:
                 return original(self_, *args, **kwargs)
             name = "forward" if graded() else "evaluate"
-            if len(sys.modules) != self.modules_seen:
-                self.install()
+            self._look()
             try:
                 inside = True
                 self.page.enter(_FORWARD)
@@ -177,9 +188,14 @@ class _Hooks:
             setattr(package, name, getattr(module, name))
 
     def _watch_compiler(self, module: Any) -> None:
-        handler = module.callback_handler
-        handler.register_start_callback(lambda _: ring().begin("compile"))
-        handler.register_end_callback(lambda _: ring().end("compile"))
+        def begins(_: object) -> None:
+            ring().begin("compile")
+
+        def ends(_: object) -> None:
+            ring().end("compile")
+
+        module.callback_handler.register_start_callback(begins)
+        module.callback_handler.register_end_callback(ends)
 
 
 def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -207,9 +223,10 @@ def attach(page: Page) -> None:
     """Let the hooks of this process write to `page` from now on. A forked child attaches a page of its own."""
     page.claim()
     page.reached = mark_step
-    _hooks.page, _hooks.steps = page, 0
+    _hooks.page, _hooks.steps, _hooks.modules_seen, _hooks.recorded_start = page, 0, 0, False
     if _collected not in gc.callbacks:
         gc.callbacks.append(_collected)
+    watch_argparse()
     _hooks.collectives.attach(page)
     if _hooks.installed:
         page.set_flag(Flag.TORCH_HOOKS)

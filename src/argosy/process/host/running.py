@@ -314,10 +314,7 @@ class Running:
 
     def fork_failed(self, rank: RankId, reason: str) -> None:
         """A rank could not be started: as if it had ended with 127, with the reason in its log."""
-        with (
-            contextlib.suppress(OSError),
-            open(self.error_log(rank), "a") as log,
-        ):
+        with contextlib.suppress(OSError), open(self.error_log(rank), "a") as log:
             log.write(f"argosy: rank {rank.index} cannot start: {reason}\n")
         now = time.time()
         self.inquest.exited(rank, WaitStatus(code=127), "", now)

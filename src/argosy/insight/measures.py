@@ -1,0 +1,195 @@
+"""Numbers about the steady part of a run, from which verdicts are drawn. Pure.
+
+The first steps of each process are warm-up and do not count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from argosy.insight.lanes import CLASS_OF, COLLECTIVES, ONE_WAY, Class, Ints
+from argosy.insight.ledger import LaunchLedger
+from argosy.insight.store import LaunchData, ProcessRecords
+from argosy.observe import Columns, Kind
+
+WARM_UP_STEPS = 3
+STEPS_MIN = 10
+"""Fewer steady steps are no basis for a verdict."""
+
+
+@dataclass(slots=True)
+class Measures:
+    """Shares are of the time of all ranks in steady steps."""
+
+    ranks: int
+    steps: int
+    """Steady steps of the rank that has most."""
+    step_s: float
+    """Median time of a step."""
+    share: dict[Class, float]
+    blame: dict[tuple[int, int], float]
+    """Share of time spent waiting, by (culprit, cause)."""
+    optimizer_share: float
+    quarters: list[float]
+    """Median step time in each quarter of the steady steps."""
+    compiles: int
+    """Compilations after the warm-up."""
+    collectives: float
+    """Collectives per step and rank."""
+    collective_bytes: float
+    """Median size of a collective."""
+    gc_count: float
+    """Full collections per step and rank."""
+    memory: list["MemoryTrend"] = field(default_factory=list["MemoryTrend"])
+    threads: dict[int, "ThreadTimes"] = field(default_factory=dict[int, "ThreadTimes"])
+
+    def caused(self, *kinds: Class) -> float:
+        """The share of these classes on every rank, and of waiting for ranks that were in them."""
+        waiting = sum(share for (_, cause), share in self.blame.items() if cause in kinds)
+        return sum(self.share.get(kind, 0.0) for kind in kinds) + waiting
+
+
+@dataclass(slots=True)
+class MemoryTrend:
+    """How the resident memory of a rank grows."""
+
+    rank: int
+    first: int
+    last: int
+    per_s: float
+    correlation: float
+
+
+@dataclass(slots=True)
+class ThreadTimes:
+    """Shares of a rank's wall time."""
+
+    main_cpu: float
+    other_cpu: float
+    run_delay: float
+    blocked: float
+    """The main thread slept outside of everything that waits by its nature."""
+
+
+def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
+    """The numbers of one launch, or None if it has too few steady steps."""
+    steps = ledger.steps
+    steady = np.zeros(len(steps.rank), bool)
+    since: dict[int, int] = {}
+    for rank in np.unique(steps.rank).tolist():
+        mine = np.flatnonzero(steps.rank == rank)
+        if len(mine) > WARM_UP_STEPS:
+            steady[mine[WARM_UP_STEPS:]] = True
+            since[rank] = int(steps.end[mine[WARM_UP_STEPS - 1]])
+    counts = np.bincount(steps.rank[steady]) if steady.any() else np.zeros(1, int)
+    if counts.max() < STEPS_MIN:
+        return None
+    total = int(steps.lasted[steady].sum())
+    spent = steps.spent[steady].sum(axis=0)
+    order = np.argsort(steps.end[steady])
+    quarters = [float(np.median(part)) / 1e9 for part in np.array_split(steps.lasted[steady][order], 4)]
+    operations = _operations(launch, since)
+    names = _span_totals(launch, since)
+    done = int(steady.sum())
+    return Measures(
+        ranks=launch.size,
+        steps=int(counts.max()),
+        step_s=float(np.median(steps.lasted[steady])) / 1e9,
+        share={kind: float(spent[kind]) / total for kind in Class if spent[kind]},
+        blame=_blame(ledger, since, total),
+        optimizer_share=names.get("optimizer", (0, 0))[1] / total,
+        quarters=quarters,
+        compiles=names.get("compile", (0, 0))[0],
+        collectives=len(operations) / done,
+        collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
+        gc_count=names.get("gc", (0, 0))[0] / done,
+        memory=_memory(launch.samples.get("rank"), since),
+        threads=_threads(launch.samples.get("rank"), ledger, since),
+    )
+
+
+def _blame(ledger: LaunchLedger, since: Mapping[int, int], total: int) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], float] = {}
+    for (rank, _), lane in ledger.lanes.items():
+        part = lane.segments
+        chosen = (part.kind == Class.PEER_WAIT) & (part.begin >= since.get(rank, 1 << 62))
+        for at in np.flatnonzero(chosen).tolist():
+            key = int(part.culprit[at]), int(part.cause[at])
+            found[key] = found.get(key, 0.0) + float(part.end[at] - part.begin[at]) / total
+    return found
+
+
+def _operations(launch: LaunchData, since: Mapping[int, int]) -> Ints:
+    """The sizes of all steady collectives."""
+    found = [np.zeros(0, np.int64)]
+    for process in launch.processes.values():
+        columns = process.columns
+        chosen = (
+            np.isin(columns["name"], process.ids(COLLECTIVES | ONE_WAY))
+            & (columns["kind"] == Kind.POINT)
+            & (columns["time"] >= since.get(process.rank, 1 << 62))
+        )
+        found.append((columns["argument"][chosen] & 0xFFFFFFFF).astype(np.int64))
+    return np.concatenate(found)
+
+
+def _span_totals(launch: LaunchData, since: Mapping[int, int]) -> dict[str, tuple[int, int]]:
+    """Count and nanoseconds of all spans of one name, of all ranks."""
+    found: dict[str, tuple[int, int]] = {}
+    for process in launch.processes.values():
+        for name in CLASS_OF:
+            begin, end = spans_of(process, name)
+            late = begin >= since.get(process.rank, 1 << 62)
+            count, ns = found.get(name, (0, 0))
+            found[name] = count + int(late.sum()), ns + int((end - begin)[late].sum())
+    return found
+
+
+def spans_of(process: ProcessRecords, name: str) -> tuple[Ints, Ints]:
+    """Begin and end of the spans of one name: pairs of a begin and the next record of that name, if it is an end."""
+    columns, number = process.columns, process.ids([name])
+    chosen = np.isin(columns["name"], number) & (columns["kind"] <= Kind.END)
+    time, kind = columns["time"][chosen], columns["kind"][chosen]
+    pairs = np.flatnonzero((kind[:-1] == Kind.BEGIN) & (kind[1:] == Kind.END))
+    return time[pairs], time[pairs + 1]
+
+
+def _memory(samples: Columns | None, since: Mapping[int, int]) -> list[MemoryTrend]:
+    found: list[MemoryTrend] = []
+    for rank, begin in since.items() if samples is not None else ():
+        assert samples is not None
+        mine = (samples["rank"] == rank) & (samples["time"] >= begin)
+        time, rss = samples["time"][mine] / 1e9, samples["rss_bytes"][mine].astype(float)
+        if len(time) < 5 or rss.std() == 0:
+            continue
+        apart = time - time.mean()
+        slope = float((apart * rss).sum() / (apart * apart).sum())
+        correlation = float(np.corrcoef(time, rss)[0, 1])
+        found.append(MemoryTrend(rank, int(rss[0]), int(rss[-1]), slope, correlation))
+    return found
+
+
+def _threads(samples: Columns | None, ledger: LaunchLedger, since: Mapping[int, int]) -> dict[int, ThreadTimes]:
+    found: dict[int, ThreadTimes] = {}
+    if samples is None:
+        return found
+    waits = (Class.COMM, Class.PEER_WAIT, Class.DATA, Class.CHECKPOINT, Class.COPY)
+    for (rank, generation), lane in ledger.lanes.items():
+        mine = (samples["rank"] == rank) & (samples["generation"] == generation)
+        mine &= samples["time"] >= since.get(rank, 1 << 62)
+        at = np.flatnonzero(mine)
+        if len(at) < 3:
+            continue
+        first, last = at[0], at[-1]
+        begin, end = int(samples["time"][first]), int(samples["time"][last])
+        wall = float(end - begin)
+        part = lane.segments.split(np.array([begin, end], np.int64))
+        inside = part.within(begin, end)
+        waited = float((part.end - part.begin)[inside & np.isin(part.kind, waits)].sum())
+        main, every, delay = (
+            float(samples[name][last] - samples[name][first]) for name in ("main_cpu_ns", "cpu_ns", "run_delay_ns")
+        )
+        blocked = max(0.0, wall - main - delay - waited)
+        found[rank] = ThreadTimes(main / wall, max(0.0, every - main) / wall, delay / wall, blocked / wall)
+    return found
