@@ -11,11 +11,13 @@ import numpy as np
 from argosy.insight.lanes import CLASS_OF, COLLECTIVES, ONE_WAY, Class, Ints
 from argosy.insight.ledger import LaunchLedger
 from argosy.insight.store import LaunchData, ProcessRecords
-from argosy.observe import Columns, Kind
+from argosy.observe import THREADS_CPU, Columns, Kind
 
 WARM_UP_STEPS = 3
 STEPS_MIN = 10
-"""Fewer steady steps are no basis for a verdict."""
+STEADY_MIN_S = 1.0
+"""Fewer steady steps, or a shorter time, are no basis for a verdict."""
+SAMPLES_MIN = 3
 
 
 @dataclass(slots=True)
@@ -67,9 +69,10 @@ class ThreadTimes:
 
     main_cpu: float
     other_cpu: float
+    python_cpu: float
+    """Of Python threads besides the training thread."""
     run_delay: float
-    blocked: float
-    """The main thread slept outside of everything that waits by its nature."""
+    """The main thread was ready to run and had no core."""
 
 
 def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
@@ -83,7 +86,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
             steady[mine[WARM_UP_STEPS:]] = True
             since[rank] = int(steps.end[mine[WARM_UP_STEPS - 1]])
     counts = np.bincount(steps.rank[steady]) if steady.any() else np.zeros(1, int)
-    if counts.max() < STEPS_MIN:
+    if counts.max() < STEPS_MIN or np.ptp(steps.end[steady]) < STEADY_MIN_S * 1e9:
         return None
     total = int(steps.lasted[steady].sum())
     spent = steps.spent[steady].sum(axis=0)
@@ -105,7 +108,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
         gc_count=names.get("gc", (0, 0))[0] / done,
         memory=_memory(launch.samples.get("rank"), since),
-        threads=_threads(launch.samples.get("rank"), ledger, since),
+        threads=_threads(launch, since),
     )
 
 
@@ -170,26 +173,30 @@ def _memory(samples: Columns | None, since: Mapping[int, int]) -> list[MemoryTre
     return found
 
 
-def _threads(samples: Columns | None, ledger: LaunchLedger, since: Mapping[int, int]) -> dict[int, ThreadTimes]:
+def _threads(launch: LaunchData, since: Mapping[int, int]) -> dict[int, ThreadTimes]:
     found: dict[int, ThreadTimes] = {}
+    samples = launch.samples.get("rank")
     if samples is None:
         return found
-    waits = (Class.COMM, Class.PEER_WAIT, Class.DATA, Class.CHECKPOINT, Class.COPY)
-    for (rank, generation), lane in ledger.lanes.items():
+    for (rank, generation), process in launch.processes.items():
         mine = (samples["rank"] == rank) & (samples["generation"] == generation)
-        mine &= samples["time"] >= since.get(rank, 1 << 62)
-        at = np.flatnonzero(mine)
-        if len(at) < 3:
+        at = np.flatnonzero(mine & (samples["time"] >= since.get(rank, 1 << 62)))
+        if len(at) < SAMPLES_MIN:
             continue
         first, last = at[0], at[-1]
-        begin, end = int(samples["time"][first]), int(samples["time"][last])
-        wall = float(end - begin)
-        part = lane.segments.split(np.array([begin, end], np.int64))
-        inside = part.within(begin, end)
-        waited = float((part.end - part.begin)[inside & np.isin(part.kind, waits)].sum())
+        wall = float(samples["time"][last] - samples["time"][first])
         main, every, delay = (
             float(samples[name][last] - samples[name][first]) for name in ("main_cpu_ns", "cpu_ns", "run_delay_ns")
         )
-        blocked = max(0.0, wall - main - delay - waited)
-        found[rank] = ThreadTimes(main / wall, max(0.0, every - main) / wall, delay / wall, blocked / wall)
+        python = _python_threads(process, since.get(rank, 0))
+        found[rank] = ThreadTimes(main / wall, max(0.0, every - main) / wall, python, delay / wall)
     return found
+
+
+def _python_threads(process: ProcessRecords, since: int) -> float:
+    """CPU time of the other Python threads, as a share of wall time."""
+    columns = process.columns
+    chosen = np.isin(columns["name"], process.ids([THREADS_CPU])) & (columns["kind"] == Kind.COUNT)
+    chosen &= columns["time"] >= since
+    time, value = columns["time"][chosen], columns["argument"][chosen].astype(np.int64)
+    return float(value[-1] - value[0]) / float(time[-1] - time[0]) if len(time) > 1 else 0.0

@@ -17,6 +17,8 @@ from argosy.insight.measures import Measures
 GAIN_MIN = 0.05
 COMM_MIN = 0.4
 HOST_MIN = 0.15
+DELAY_MAX = 0.15
+"""Where threads have to wait longer for a core, collectives are slow for that reason."""
 SMALL_BYTES = 64 << 10
 LEAK_MIN_BYTES = 100 << 20
 MB = 1e6
@@ -171,7 +173,8 @@ def _recompilation(measures: Measures) -> Verdict | None:
 def _communication_bound(measures: Measures) -> Verdict | None:
     gain = measures.share.get(Class.COMM, 0.0)
     small = measures.collectives > 20 and 0 < measures.collective_bytes < SMALL_BYTES
-    if gain < (COMM_MIN / 2 if small else COMM_MIN):
+    delays = [times.run_delay for times in measures.threads.values()]
+    if gain < (COMM_MIN / 2 if small else COMM_MIN) or not delays or max(delays) > DELAY_MAX:
         return None
     size = (
         f"{measures.collective_bytes / 1e3:.3g} kB"
@@ -191,26 +194,31 @@ def _communication_bound(measures: Measures) -> Verdict | None:
     )
 
 
-def _python_bound(measures: Measures) -> Verdict | None:
-    contended = {
-        rank: times.blocked
+def _lock_contention(measures: Measures) -> Verdict | None:
+    shares = {
+        rank: times.python_cpu / max(1e-9, times.python_cpu + times.main_cpu)
         for rank, times in measures.threads.items()
-        if times.blocked >= 0.1 and times.other_cpu >= 0.2
+        if times.python_cpu > 0.02
     }
-    if contended and max(contended.values()) >= 0.1:
-        gain = sum(contended.values()) / max(1, len(measures.threads))
-        if gain >= GAIN_MIN:
-            busy = max(measures.threads[rank].other_cpu for rank in contended)
-            return Verdict(
-                kind="lock_contention",
-                what="threads of the script hold the GIL or a lock while training waits",
-                why=f"the training thread sleeps for {gain:.0%} of the time outside of data, communication and "
-                f"checkpoints, while other threads use {busy:.0%} of a core",
-                query="SELECT rank, max(cpu_ns) - max(main_cpu_ns) AS other_ns FROM rank_samples GROUP BY rank",
-                do="move the work of the other threads to processes; `argosy stacks` shows what they do",
-                gain=gain,
-                ranks=sorted(contended),
-            )
+    contended = {rank: share for rank, share in shares.items() if share > 0.3}
+    if not contended:
+        return None
+    open_to_it = sum(measures.share.get(kind, 0.0) for kind in (Class.COMPUTE, Class.HOST, Class.PEER_WAIT))
+    gain = max(contended.values()) * open_to_it
+    busy = max(measures.threads[rank].python_cpu for rank in contended)
+    return Verdict(
+        kind="lock_contention",
+        what="other Python threads take the GIL from training",
+        why=f"Python threads besides the training thread of rank{'s' * (len(contended) > 1)} {format_ranks(contended)} "
+        f"use {busy:.0%} of a core, {max(contended.values()):.0%} of the time that the GIL is held",
+        query="SELECT rank, max(cpu_ns) - max(main_cpu_ns) AS other_ns FROM rank_samples GROUP BY rank",
+        do="move the work of these threads to processes; `argosy stacks` shows what they do",
+        gain=gain,
+        ranks=sorted(contended),
+    )
+
+
+def _python_bound(measures: Measures) -> Verdict | None:
     gain = measures.caused(Class.HOST)
     blamed = _culprits(measures, [Class.HOST])
     if measures.share.get(Class.HOST, 0.0) < HOST_MIN or (blamed and max(blamed.values()) > 0.6 * gain):
@@ -321,6 +329,7 @@ RULES: list[Callable[[Measures], Verdict | None]] = [
     _gc_pauses,
     _recompilation,
     _communication_bound,
+    _lock_contention,
     _python_bound,
     _oversubscribed,
     _memory_growth,

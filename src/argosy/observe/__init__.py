@@ -22,6 +22,7 @@ from argosy.observe.progress import Phase as Phase
 from argosy.observe.progress import RankProgress as RankProgress
 from argosy.observe.rank_journal import metrics_directory as metrics_directory
 from argosy.observe.rank_journal import rank_journal as rank_journal
+from argosy.observe.spans import THREADS_CPU as THREADS_CPU
 from argosy.observe.spans import Kind as Kind
 from argosy.observe.spans import Ring as Ring
 from argosy.observe.spans import Span as Span

@@ -15,9 +15,11 @@ import mmap
 import os
 import struct
 import time
+from contextlib import suppress
 from enum import IntEnum
 from functools import wraps
-from threading import RLock, get_ident
+from threading import RLock, get_ident, get_native_id
+from threading import enumerate as enumerate_threads
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,6 +35,10 @@ OTHER_NAMES = "(other names)"
 MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
 _PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
 _LANES_MAX = 0xFFFF
+THREADS_CPU = "python threads cpu"
+"""A counter: nanoseconds that Python threads besides the training thread have run."""
+THREADS_S = 1.0
+_threads_at = 0.0
 F = TypeVar("F")
 _LOW = 0xFFFFFFFF
 HEADER = struct.Struct("<7Q")
@@ -220,8 +226,23 @@ def ring() -> Ring:
 
 def mark_step(step: int) -> None:
     """Record that `step` steps are done; fewer than before if the run went back."""
+    global _threads_at
     _ring.step = step
     _ring.point("step", step, step)
+    now = time.monotonic()
+    if now >= _threads_at:
+        _threads_at = now + THREADS_S
+        _ring.counter(THREADS_CPU, _other_threads_cpu_ns())
+
+
+def _other_threads_cpu_ns() -> int:
+    """CPU time of the Python threads of this process besides this one: all of them need the GIL."""
+    total, mine = 0, get_native_id()
+    for thread in enumerate_threads():
+        if thread.native_id is not None and thread.native_id != mine:
+            with suppress(OSError, ValueError), open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
+                total += int(file.read().split()[0])
+    return total
 
 
 def count(name: str, value: float) -> None:
