@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argosy.insight.lanes import CLASS_OF, COLLECTIVES, ONE_WAY, Class, Ints
-from argosy.insight.ledger import LaunchLedger
+from argosy.insight.ledger import LaunchLedger, Steps
 from argosy.insight.store import LaunchData, ProcessRecords
 from argosy.observe import THREADS_CPU, Columns, Kind
 
@@ -33,6 +34,8 @@ class Measures:
     blame: dict[tuple[int, int], float]
     """Share of time spent waiting, by (culprit, cause)."""
     optimizer_share: float
+    forwards: float
+    """Forward passes per step and rank."""
     quarters: list[float]
     """Median step time in each quarter of the steady steps."""
     compiles: int
@@ -41,6 +44,8 @@ class Measures:
     """Collectives per step and rank."""
     collective_bytes: float
     """Median size of a collective."""
+    excess: dict[int, float]
+    """By how much the own work of a rank (no waiting, no communication) exceeds the others' in the median step."""
     gc_count: float
     """Full collections per step and rank."""
     memory: list["MemoryTrend"] = field(default_factory=list["MemoryTrend"])
@@ -102,14 +107,33 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         share={kind: float(spent[kind]) / total for kind in Class if spent[kind]},
         blame=_blame(ledger, since, total),
         optimizer_share=names.get("optimizer", (0, 0))[1] / total,
+        forwards=names.get("forward", (0, 0))[0] / done,
         quarters=quarters,
         compiles=names.get("compile", (0, 0))[0],
         collectives=len(operations) / done,
         collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
+        excess=_excess(steps, steady),
         gc_count=names.get("gc", (0, 0))[0] / done,
         memory=_memory(launch.samples.get("rank"), since),
         threads=_threads(launch, since),
     )
+
+
+def _excess(steps: Steps, steady: NDArray[np.bool_]) -> dict[int, float]:
+    numbers, column = np.unique(steps.step[steady], return_inverse=True)
+    ranks, row = np.unique(steps.rank[steady], return_inverse=True)
+    own = np.full((len(ranks), len(numbers)), np.nan)
+    waits = steps.spent[:, Class.PEER_WAIT] + steps.spent[:, Class.COMM]
+    own[row, column] = (steps.lasted - waits)[steady]
+    whole = own[:, ~np.isnan(own).any(axis=0)]  # Steps that all ranks did.
+    if len(ranks) < 2 or not whole.shape[1]:
+        return {}
+    typical = float(np.median(steps.lasted[steady]))
+    found: dict[int, float] = {}
+    for place, rank in enumerate(ranks.tolist()):
+        others = np.median(np.delete(whole, place, axis=0), axis=0)
+        found[rank] = float(np.median(whole[place] - others)) / typical
+    return found
 
 
 def _blame(ledger: LaunchLedger, since: Mapping[int, int], total: int) -> dict[tuple[int, int], float]:

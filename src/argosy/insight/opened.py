@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from argosy.insight.ledger import LaunchLedger, make_ledger
 from argosy.insight.measures import Measures, measure
+from argosy.insight.mfu import utilisation
 from argosy.insight.sql import Answer, query
 from argosy.insight.store import RunData, load_run
 from argosy.insight.tables import tables_of
@@ -31,7 +32,10 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     """Share of all rank seconds spent on work that counts."""
     mfu: float | None = None
+    mfu_source: str = ""
     tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    parameters: int | None = None
 
 
 class OpenedRun:
@@ -92,17 +96,28 @@ class OpenedRun:
         steps = int(last.steps.step.max()) if len(last.steps.step) else 0
         if measures is None:
             return Speed(steps=steps, goodput=last.goodput)
+        peak = self._json("peak.json").get("cpu_flops_per_core")
+        model = utilisation(self.data.launches[-1], measures.step_s, measures.forwards, peak)
         return Speed(
-            steps=steps, step_s=measures.step_s, steps_per_s=1 / max(measures.step_s, 1e-9), goodput=last.goodput
+            steps=steps,
+            step_s=measures.step_s,
+            steps_per_s=1 / max(measures.step_s, 1e-9),
+            goodput=last.goodput,
+            mfu=model.mfu,
+            mfu_source=model.source,
+            tokens_per_s=model.tokens_per_s,
+            samples_per_s=model.samples_per_s,
+            parameters=model.parameters,
         )
 
     def start_facts(self) -> dict[str, Any]:
         """What the latest launch started with: command, code, packages, hardware."""
+        return self._json("start.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
         for launch in self.data.launches[-1:]:
             with suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode(
-                    (metrics_directory(self.directory, launch.number) / "start.json").read_bytes()
-                )
+                return msgspec.json.decode((metrics_directory(self.directory, launch.number) / name).read_bytes())
         return {}
 
     def scalar_names(self) -> list[str]:

@@ -101,8 +101,15 @@ def _numbers(run: OpenedRun) -> str:
         cells.append(("tokens/s", f"{speed.tokens_per_s:,.0f}"))
     if speed.mfu is not None:
         cells.append(("MFU", f"{speed.mfu:.1%}"))
+    if speed.tokens_per_s is None and speed.samples_per_s is not None:
+        cells.append(("samples/s", f"{speed.samples_per_s:,.4g}"))
+    if speed.parameters is not None:
+        cells.append(("parameters", f"{speed.parameters:,}"))
     boxes = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in cells)
-    return f'<div class="numbers" title="{escape(speed_line(speed, run.measures))}">{boxes}</div>'
+    note = (
+        f'<p class="faint">MFU: {escape(speed.mfu_source)}; causal attention counted in full</p>' if speed.mfu else ""
+    )
+    return f'<div class="numbers" title="{escape(speed_line(speed, run.measures))}">{boxes}</div>{note}'
 
 
 def _verdicts(run: OpenedRun) -> str:

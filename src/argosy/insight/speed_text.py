@@ -17,6 +17,8 @@ def speed_line(speed: Speed, measures: Measures | None) -> str:
         parts += [f"{speed.step_s * 1e3:.3g} ms per step", f"{speed.steps_per_s:.3g} steps/s"]
     if speed.tokens_per_s:
         parts.append(f"{speed.tokens_per_s:,.0f} tokens/s")
+    elif speed.samples_per_s:
+        parts.append(f"{speed.samples_per_s:,.3g} samples/s")
     if speed.mfu is not None:
         parts.append(f"MFU {speed.mfu:.1%}")
     return " · ".join([*parts, f"goodput {speed.goodput:.0%}"])

@@ -12,12 +12,15 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from argosy.observe.columns import encode_frame, read_headers
+from argosy.observe.cpu_peak import cpu_peak
 from argosy.observe.host_samples import HostSamples, is_alive
 from argosy.observe.journal import Journal
 from argosy.observe.rank_journal import metrics_directory
@@ -78,14 +81,14 @@ class Drain:
         else:  # D3
             self._unwritten[key] = lost + len(columns["time"])
 
-    def write_facts(self) -> None:
-        """Write down once what the run started with."""
-        path = self._directory / "start.json"
+    def write_once(self, name: str, facts: Callable[[], dict[str, Any]]) -> None:
+        """Write a small file, unless an earlier drain has."""
+        path = self._directory / name
         if not path.exists():
-            facts = gather_facts(self._directory.parent.parent)
+            found = facts()
             with suppress(OSError):
                 self._directory.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(facts))
+                path.write_bytes(msgspec.json.encode(found))
 
     def sample(self) -> None:
         """Measure host and ranks now."""
@@ -128,7 +131,7 @@ def drain(memory: Path, directory: Path) -> int:
     if not _lock(lock, memory / END_FILE):
         return ANOTHER
     work = Drain(memory, directory)
-    work.write_facts()
+    work.write_once("start.json", lambda: gather_facts(directory.parent.parent))
     sample_at = flush_at = 0.0
     alive_at = time.monotonic()
     while True:
@@ -143,6 +146,7 @@ def drain(memory: Path, directory: Path) -> int:
             flush_at = now + FLUSH_S
             work.flush()
         if ends or now - alive_at > ORPHAN_S:
+            work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})
             return 0
         time.sleep(TURN_S)
 

@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 from argosy.observe.call_site import call_site
 from argosy.observe.collective_hooks import CollectiveHooks
 from argosy.observe.config import record_start, watch_argparse
 from argosy.observe.dynamo_skip import skip_dynamo
+from argosy.observe.flops import FlopWatch
 from argosy.observe.import_hook import when_imported
 from argosy.observe.page import Page
 from argosy.observe.progress import Activity, Flag
@@ -46,6 +48,7 @@ class _Hooks:
         self.counts_steps = True
         self.steps = 0
         self.recorded_start = True
+        self.flops = FlopWatch()
         self.modules_seen = 0
         """How many modules were imported when torch was patched last: parts of torch are imported when first used."""
         self.installed: set[str] = set()
@@ -126,10 +129,12 @@ class _Hooks:
         @wraps(original)
         def __call__(self_: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
-            if compiling() or inside:
+            if compiling() or inside or (self.flops.thread_id and get_ident() == self.flops.thread_id):
                 return original(self_, *args, **kwargs)
             name = "forward" if graded() else "evaluate"
             self._look()
+            if not self.flops.done and name == "forward":
+                self.flops.see(torch, self_, args, kwargs, ring().step)
             try:
                 inside = True
                 self.page.enter(_FORWARD)
@@ -224,6 +229,7 @@ def attach(page: Page) -> None:
     page.claim()
     page.reached = mark_step
     _hooks.page, _hooks.steps, _hooks.modules_seen, _hooks.recorded_start = page, 0, 0, False
+    _hooks.flops.reset()
     if _collected not in gc.callbacks:
         gc.callbacks.append(_collected)
     watch_argparse()
