@@ -143,6 +143,7 @@ def test_g3_those_who_wait_for_a_replaced_rank_are_in_restart_and_unfinished_wor
     survivor.span("forward", 130, 138)
     survivor.wait(138, 200, survivor.issue(138))
     survivor.step(200, done=3).span("forward", 200, 208).step(210, done=4)
+    successor.span("forward", 180, 190)  # It rehearses before it joins.
     successor.step(199, done=3).span("forward", 200, 208).step(210, done=4)
     lives = [life(0, 0, 300), life(1, 0, 140, ok=False), life(1, 150, 300, generation=1)]
     ledger = ledger_of(launch_of([survivor, killed, successor], 300, lives))

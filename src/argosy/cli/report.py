@@ -13,9 +13,14 @@ import click
 def command(run: str, output: Path | None) -> None:
     """Write a page about RUN: what holds it back, its scalars, where the time of every rank went.
 
-    The page is one file that needs nothing else and sends no request.
+    The page is one file that needs nothing else and sends no request. RUN may also be a trace that torch.profiler
+    wrote (trace.json, trace.json.gz), of any program.
     """
-    from argosy.insight import open_run
+    from argosy.insight import open_run, report_trace
 
+    if run.endswith((".json", ".json.gz")) and Path(run).is_file():
+        target, lines = report_trace(Path(run), output)
+        print("\n".join([*lines, str(target)]))
+        return
     opened = open_run(run)
     print(opened.plot(output))

@@ -115,12 +115,8 @@ class Lane:
     """When steps were done, and how many then were."""
     first: int
     """When the first step began; `end` of the process if there was none."""
-
-    @property
-    def resumed(self) -> int:
-        """How many steps were done when this process began its first; what `argosy.Run` took over is marked before."""
-        times, done = self.marks
-        return 0 if not len(done) else int(done[0]) - (0 if times[0] <= self.first else 1)
+    resumed: int
+    """How many steps were done when this process began its first; `argosy.Run` marks what it took over before that."""
 
 
 def training_lane(process: ProcessRecords) -> int:
@@ -147,9 +143,12 @@ def read_lane(process: ProcessRecords, life: Life) -> Lane:
     issues = {"time": time[is_issue], "name": name[is_issue], **_unpack(columns["argument"][is_issue])}
     events = _with_tails(process, time, columns, is_issue)
     spans = _nested(process, events, end)
-    first = _first_step(process, time, name, kind, end)
+    joined = len(marks[0]) > 0 and marks[1][0] != 1  # Else the hooks count, from 1.
+    late = time >= (marks[0][0] if joined else begin)
+    first = _first_step(process, time[late], name[late], kind[late], end)
+    resumed = int(marks[1][0]) - (0 if joined else 1) if len(marks[1]) else 0
     segments = _classify(spans, marks, first, life)
-    return Lane(segments, _waits(process, spans), issues, marks, first)
+    return Lane(segments, _waits(process, spans), issues, marks, first, resumed)
 
 
 def _unpack(argument: NDArray[Any]) -> dict[str, Ints]:

@@ -159,9 +159,23 @@ def _charge_restarts(launch: LaunchData, rows: Sequence[Row], lanes: Mapping[Pro
         for row in rows:
             if row.rank == life.rank or not len(row.segments.begin):
                 continue
-            row.segments = part = row.segments.split(np.array([life.end, until], np.int64))
-            blocked = np.isin(part.kind, [Class.COMM, Class.PEER_WAIT, Class.HOST]) & part.within(life.end, until)
+            again = _went_back(row.rank, lanes, life.end)
+            resumed = until if again is None else again
+            row.segments = part = row.segments.split(np.array([life.end, resumed], np.int64))
+            # Where the step is done again, all until then is waiting for the new rank, in whatever call.
+            kinds = [Class.COMM, Class.PEER_WAIT, Class.HOST] if again is None else WORK
+            blocked = np.isin(part.kind, kinds) & part.within(life.end, resumed)
             part.kind[blocked], part.culprit[blocked] = Class.RESTART, life.rank  # G3
+
+
+def _went_back(rank: int, lanes: Mapping[Process, Lane], since: int) -> int | None:
+    """When a rank that lived on began its step again; None if it did not."""
+    for (each, _), lane in lanes.items():
+        times, done = lane.marks
+        later = np.flatnonzero((times[1:] > since) & (times[:-1] <= since)) + 1
+        if each == rank and len(later) and done[later[0]] <= done[later[0] - 1]:
+            return int(times[later[0]])
+    return None
 
 
 def _find_lost(launch: LaunchData, rows: Sequence[Row], lanes: Mapping[Process, Lane]) -> None:

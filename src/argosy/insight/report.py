@@ -1,6 +1,7 @@
 """The report of a run: one HTML page that needs nothing else. It holds no script and sends no request."""
 
 import time
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
@@ -55,7 +56,6 @@ def write_report(run: OpenedRun, path: Path) -> Path:
 def report_page(run: OpenedRun) -> str:
     """The page as text."""
     record = run.data.record
-    lines = "".join(f".s{n}{{stroke:{colour}}}span.key.s{n}{{color:{colour}}}" for n, colour in enumerate(LINES))
     state = "running" if record.state == "running" else "finished" if record.code == 0 else f"failed ({record.code})"
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started_at))
     size = f"{record.size} rank{'s' * (record.size > 1)}"
@@ -63,14 +63,19 @@ def report_page(run: OpenedRun) -> str:
         f"<h1>{escape(run.name)}</h1><p>{escape(state)} · {size} on {escape(record.host)} · {began}</p>"
         f'<p class="faint"><code>{escape(" ".join(record.argv))}</code></p>'
     )
-    body = [head, *_sections(run)]
-    for line in run.damage[:20]:
-        body.append(f'<p class="faint">not complete: {escape(line)}</p>')
+    damage = [f'<p class="faint">not complete: {escape(line)}</p>' for line in run.damage[:20]]
+    return page(run.name, [head, *_sections(run), *damage])
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A page that holds no script and may load nothing."""
+    lines = "".join(f".s{n}{{stroke:{colour}}}span.key.s{n}{{color:{colour}}}" for n, colour in enumerate(LINES))
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        f'img-src data:"><title>{escape(run.name)} · Argosy</title><style>{STYLE}{lines}</style></head>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{escape(title)} · Argosy</title><style>{STYLE}{lines}</style></head>"
         f"<body>{''.join(body)}</body></html>\n"
     )
 

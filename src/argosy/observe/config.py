@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, cast
 
@@ -26,21 +26,21 @@ def record_config(config: object) -> None:
     rank_journal.write("config", config=plain(config))
 
 
-def plain(value: object, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """A value as maps, lists, numbers and short texts; what looks like a secret is masked."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        with suppress(Exception):
-            return plain(asdict(value), depth)
+        return plain({each.name: getattr(value, each.name) for each in fields(value)}, depth)
     if isinstance(value, Mapping) and depth < _DEPTH_MAX:
         items = cast("Mapping[object, object]", value).items()
         return {str(k): "(masked)" if SECRET.search(str(k)) else plain(v, depth + 1) for k, v in items}
     if isinstance(value, (list, tuple)) and depth < _DEPTH_MAX:
         return [plain(each, depth + 1) for each in cast("list[object]", value)[:100]]
-    if type(value).__name__ == "Namespace" and hasattr(value, "__dict__"):
-        return plain(vars(value), depth)
-    return str(value)[:_TEXT_MAX]
+    other: object = cast(object, value)
+    if type(other).__name__ == "Namespace" and hasattr(other, "__dict__"):
+        return plain(vars(other), depth)
+    return str(other)[:_TEXT_MAX]
 
 
 def record_start() -> None:

@@ -61,8 +61,10 @@ def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def describe_batch(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
     """How many samples, and if the input is integers of two dimensions, tokens a forward pass takes."""
-    named = kwargs.get("input_ids")
-    tensors = [each for each in (named, *args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.dim()]
+    named: Any = kwargs.get("input_ids")
+    tensors: list[Any] = [
+        each for each in (named, *args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.dim()
+    ]
     if not tensors:
         return {}
     first = tensors[0]
