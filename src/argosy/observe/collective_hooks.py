@@ -1,9 +1,12 @@
 """Hooks on torch.distributed that count every collective of a rank on its progress page.
 
-Two layers, because neither sees everything. The methods of ProcessGroup see every call from Python (FSDP2's too, and
-in inference mode), and the Work that it returns. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees
-what C++ issues: DDP's reducer, functional and compiled collectives. It costs five times as much (70 us against 14 us,
-of which the page is 1 us), so the methods disable it for their own calls. A wait inside C++ is not seen.
+From torch 2.15 on, a hook of the group is called before each operation, whoever issues it: Python, DDP's reducer,
+functional and compiled collectives. The methods of ProcessGroup only remember the Work that a call returns. Groups
+that are written in Python (Argosy's own) have no such hook, and count themselves.
+
+Older torch needs two layers, because neither sees everything: the methods of ProcessGroup see every call from Python,
+and the dispatcher hook (key ADInplaceOrView of each c10d operator) sees what C++ issues. It costs five times as much
+(70 us against 14 us), so the methods disable it for their own calls. A wait inside C++ is not seen in either case.
 
 C1  If a hook fails, the operator runs as without it, and raises only its own errors.
 C2  The original is called through the dispatcher, which releases the GIL. (Calling a kernel taken from the operator
@@ -23,6 +26,7 @@ from argosy.observe.rank_journal import rank_journal
 from argosy.observe.spans import ring
 
 _DISPATCH_KEY = "ADInplaceOrView"
+_HOOK_ID = 0x4152474F
 _WORKS_MAX = 1024
 
 
@@ -65,6 +69,23 @@ _METHODS = _by_name(
     }
 )
 """The methods of ProcessGroup, by name. Older names are included, because scripts may use any torch."""
+
+_HOOK_OPS = _by_name(
+    {
+        "all_gather": "ALLGATHER ALLGATHER_BASE ALLGATHER_COALESCED ALLGATHER_INTO_TENSOR_COALESCED",
+        "all_reduce": "ALLREDUCE ALLREDUCE_COALESCED",
+        "all_to_all": "ALLTOALL ALLTOALL_BASE",
+        "barrier": "BARRIER",
+        "broadcast": "BROADCAST",
+        "gather": "GATHER",
+        "recv": "RECV",
+        "reduce": "REDUCE",
+        "reduce_scatter": "REDUCE_SCATTER REDUCE_SCATTER_BASE REDUCE_SCATTER_TENSOR_COALESCED",
+        "scatter": "SCATTER",
+        "send": "SEND",
+    }
+)
+"""The operations of a group's hook, by name."""
 
 
 BYTES_MAX = 0xFFFFFFFF
@@ -110,6 +131,10 @@ class CollectiveHooks:
         self._last = 0
         self._tallies: dict[int, _Tally] = {}
         self._added = 0
+        self._hooked: set[int] = set()
+        """Groups with a hook of torch's, by id."""
+        self._hook_ops: dict[Any, tuple[bytes, bool]] = {}
+        self._plain_group: type | None = None
         self._below: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._library: Any = None
         self.backward_site = b""
@@ -117,14 +142,21 @@ class CollectiveHooks:
 
     def attach(self, page: Page) -> None:
         self._groups, self._works, self._page, self._tallies, self._added = {}, {}, page, {}, 0
+        self._hooked = set()
 
     def install(self, torch: Any, c10d: Any) -> None:
         """Patch torch, skipping what this version of torch does not have."""
         with suppress(Exception):
-            self._patch_operators(torch, c10d)
+            if hasattr(c10d.ProcessGroup, "register_pre_hook"):
+                self._find_hook_ops(torch, c10d)
+            else:
+                self._patch_operators(torch, c10d)
         for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
             with suppress(Exception):
                 patch(c10d)
+        with suppress(Exception):
+            for group in list(c10d._world.pg_map):  # Formed before the hooks were installed.
+                self._add_existing(group)
         for hooked in (c10d.ProcessGroup.allreduce, c10d.Work.wait):  # All methods share the code of one.
             skip_dynamo(torch, hooked, callees=True)
 
@@ -136,12 +168,15 @@ class CollectiveHooks:
         index = self._groups.get(id(group))
         if index is None:
             index = self._add_existing(group)
+        self._count(index, op, p2p, site, size)
+        return index, site
+
+    def _count(self, index: int, op: bytes, p2p: bool, site: bytes, size: int) -> None:
         self._page.issue(index, op, site, p2p)
         self._last = index
         tally = self._tallies.get(index)
         if tally is not None:
             ring().point(op.decode(), None, tally.issue(size, p2p))
-        return index, site
 
     def begin_wait(self, index: int, argument: int = -1) -> None:
         """Record that this rank blocks; without `argument`, in the newest operation of the group."""
@@ -167,6 +202,7 @@ class CollectiveHooks:
         # is added by `_patch_formation`.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
+        self._hook(group, index)
         self._tallies[index] = _Tally(self._added)
         spread = progression(ranks)
         span = [] if spread is None else [spread.start, spread.stop, spread.step]
@@ -184,6 +220,29 @@ class CollectiveHooks:
         return index
 
     # -- patches -----------------------------------------------------------------------------------
+
+    def _find_hook_ops(self, torch: Any, c10d: Any) -> None:
+        names = torch._C._distributed_c10d.HookOpName
+        known = {getattr(names, name): (op.encode(), op in P2P_OPS) for name, op in _HOOK_OPS.items()}
+        self._hook_ops, self._plain_group = known, c10d.ProcessGroup
+
+    def _hook(self, group: Any, index: int) -> None:
+        """Be called by torch before each operation of the group, if it is one of torch's own."""
+        self._hooked.discard(id(group))
+        if type(group) is not self._plain_group:
+            return
+
+        def issued(what: Any) -> None:
+            try:
+                op, p2p = self._hook_ops[what.name]
+                size = max(bytes_of((what.input_tensors,)), bytes_of((what.output_tensors,)))
+                self._count(index, op, p2p, call_site() or self.backward_site, size)
+            except Exception:
+                pass
+
+        with suppress(Exception):
+            group.register_pre_hook(_HOOK_ID, issued)
+            self._hooked.add(id(group))
 
     def _patch_formation(self, c10d: Any) -> None:
         original = c10d._new_process_group_helper
@@ -211,12 +270,16 @@ class CollectiveHooks:
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             index = -1
-            try:  # noqa: SIM105 (suppress costs 0.3 us)
-                index, _ = self.count(group, raw, p2p, bytes_of(args))
-            except Exception:
-                pass
-            with below():
+            if id(group) in self._hooked:
                 work = original(group, *args, **kwargs)
+                index = self._last
+            else:
+                try:  # noqa: SIM105 (suppress costs 0.3 us)
+                    index, _ = self.count(group, raw, p2p, bytes_of(args))
+                except Exception:
+                    pass
+                with below():
+                    work = original(group, *args, **kwargs)
             if index >= 0:
                 if len(self._works) >= _WORKS_MAX:  # The script does not wait for them.
                     self._works.clear()
