@@ -1,11 +1,16 @@
 """Make up what ranks recorded, for tests of the ledger: times are in milliseconds since the launch."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from argosy.core import RankId, WaitStatus
 from argosy.insight.store import Group, LaunchData, Life, ProcessRecords
-from argosy.observe import Kind
+from argosy.observe import Journal, Kind, encode_frame, metrics_directory
+from argosy.process import LaunchEnded, LaunchStarted, RankExited, RankStarted, RunRecord
 
 MS = 1_000_000
 EPOCH = 1_700_000_000 * 1000 * MS
@@ -73,3 +78,43 @@ def launch_of(recordings: list[Recording], end: float, lives: list[Life] | None 
 
 def life(rank: int, begin: float, end: float, generation: int = 0, ok: bool = True) -> Life:
     return Life(rank, generation, EPOCH + int(begin * MS), EPOCH + int(end * MS), ok)
+
+
+def write_run(directory: Path, recordings: list[Recording], end: float, name: str = "made") -> Path:
+    """A run's directory as agent and drain would have left it: one launch, all ranks from its beginning to its end."""
+    size, began = 1 + max(each.rank for each in recordings), EPOCH / 1e9
+    ended = began + end / 1e3
+    metrics = metrics_directory(directory, 1)
+    metrics.mkdir(parents=True)
+    record = RunRecord(
+        name=name,
+        argv=["argosy", "run", "train.py"],
+        cwd="/",
+        size=size,
+        host="here",
+        launch=1,
+        state="ended",
+        code=0,
+        started_at=began,
+        ended_at=ended,
+    )
+    (directory / "run.json").write_bytes(msgspec.json.encode(record))
+    facts: list[Any] = [LaunchStarted(at=began, launch=1, argv=record.argv, size=size, host="here")]
+    facts += [RankStarted(at=began, rank=RankId("main", each.rank, 0), pid=1) for each in recordings]
+    ok = WaitStatus(code=0)
+    facts += [RankExited(at=ended, rank=RankId("main", each.rank, 0), pid=1, status=ok) for each in recordings]
+    facts.append(LaunchEnded(at=ended, launch=1, code=0, reason=""))
+    with Journal(directory / "events") as events:
+        for fact in facts:
+            events.append(msgspec.msgpack.encode(fact))
+    with Journal(metrics / "spans") as spans:
+        for each in recordings:
+            made = each.process()
+            about = {"rank": each.rank, "generation": 0, "next": 0, "lost": 0, "wall": 0, "monotonic": 0}
+            about |= {"names": made.names, "first_name": 0}
+            spans.append(encode_frame("spans", made.columns, about))
+    for each in recordings:
+        group = {"kind": "group", "at": began, "number": 0, "name": "0", "size": size, "span": [0, size, 1]}
+        with Journal(metrics / f"{each.rank}.0.journal") as journal:
+            journal.append(msgspec.msgpack.encode(group))
+    return directory
