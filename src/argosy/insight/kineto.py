@@ -22,12 +22,6 @@ _SEPARATORS = (b"\n  },\n  {", b"},\n{", b"}, {", b"},{")
 """Between two events, in the layouts that writers of traces use; the first that occurs."""
 
 
-class _Args(msgspec.Struct):
-    device: int | str | None = None
-    stream: int | str | None = None
-    bytes: float | None = None
-
-
 class _Event(msgspec.Struct):
     ph: str = ""
     cat: str = ""
@@ -36,7 +30,6 @@ class _Event(msgspec.Struct):
     tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
-    args: _Args | None = None
 
 
 _events = msgspec.json.Decoder(list[_Event])

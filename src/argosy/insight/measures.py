@@ -46,8 +46,6 @@ class Measures:
     """Median size of a collective."""
     excess: dict[int, float]
     """By how much the own work of a rank (no waiting, no communication) exceeds the others' in the median step."""
-    gc_count: float
-    """Full collections per step and rank."""
     memory: list["MemoryTrend"] = field(default_factory=list["MemoryTrend"])
     threads: dict[int, "ThreadTimes"] = field(default_factory=dict[int, "ThreadTimes"])
 
@@ -113,7 +111,6 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         collectives=len(operations) / done,
         collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
         excess=_excess(steps, steady),
-        gc_count=names.get("gc", (0, 0))[0] / done,
         memory=_memory(launch.samples.get("rank"), since),
         threads=_threads(launch, since),
     )

@@ -12,7 +12,6 @@ from argosy.insight.charts import COLOURS, class_legend, heat_map, line_chart, s
 from argosy.insight.lanes import Class
 from argosy.insight.ledger import LaunchLedger
 from argosy.insight.opened import OpenedRun
-from argosy.insight.speed_text import speed_line
 from argosy.insight.verdicts import saving
 
 RANKS_SHOWN = 64
@@ -110,11 +109,16 @@ def _numbers(run: OpenedRun) -> str:
         cells.append(("samples/s", f"{speed.samples_per_s:,.4g}"))
     if speed.parameters is not None:
         cells.append(("parameters", f"{speed.parameters:,}"))
-    boxes = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in cells)
     note = (
         f'<p class="faint">MFU: {escape(speed.mfu_source)}; causal attention counted in full</p>' if speed.mfu else ""
     )
-    return f'<div class="numbers" title="{escape(speed_line(speed, run.measures))}">{boxes}</div>{note}'
+    return boxes(cells) + note
+
+
+def boxes(cells: Iterable[tuple[str, str]]) -> str:
+    """Numbers with their names below."""
+    found = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in cells)
+    return f'<div class="numbers">{found}</div>'
 
 
 def _verdicts(run: OpenedRun) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from argosy.observe import Columns, Damage, follow, metrics_directory, read_frames
 from argosy.process import LaunchEnded, LaunchStarted, RankExited, RankStarted, RunRecord, read_facts, read_record
@@ -26,8 +25,6 @@ class ProcessRecords:
     names: list[str]
     columns: Columns
     lost: int = 0
-    offset: int = 0
-    """What was added to CLOCK_MONOTONIC."""
 
     def ids(self, names: Iterable[str]) -> list[int]:
         """The numbers of these names, as far as they were used."""
@@ -79,7 +76,6 @@ class RunData:
 
     directory: Path
     record: RunRecord
-    facts: list[Any]
     launches: list[LaunchData]
     scalars: list[tuple[int, float, dict[str, float]]]
     """Step, time and values, in order of their steps."""
@@ -93,15 +89,14 @@ def load_run(directory: Path, now: float) -> RunData:
         ConfigError: the directory holds no run.
     """
     record, damage = read_record(directory), list[str]()
-    facts = read_facts(directory)
-    launches = _launches(facts, record, now)
+    launches = _launches(read_facts(directory), record, now)
     for launch in launches:
         folder = metrics_directory(directory, launch.number)
         _read_spans(folder, launch, damage)
         _read_journals(folder, launch, damage)
         _read_samples(folder, launch, damage)
     scalars = _scalars(directory, launches, damage)
-    return RunData(directory, record, facts, launches, scalars, damage)
+    return RunData(directory, record, launches, scalars, damage)
 
 
 def _launches(facts: Sequence[Any], record: RunRecord, now: float) -> list[LaunchData]:
@@ -141,6 +136,7 @@ def _launches(facts: Sequence[Any], record: RunRecord, now: float) -> list[Launc
 
 def _read_spans(folder: Path, launch: LaunchData, damage: list[str]) -> None:
     parts: dict[tuple[int, int], list[Columns]] = {}
+    offsets: dict[tuple[int, int], int] = {}
     for item in read_frames(folder / "spans"):
         if isinstance(item, Damage):
             damage.append(f"{folder / 'spans'}: {item}")
@@ -150,15 +146,14 @@ def _read_spans(folder: Path, launch: LaunchData, damage: list[str]) -> None:
         key = about["rank"], about["generation"]
         process = launch.processes.get(key)
         if process is None:
-            offset = about["wall"] - about["monotonic"]
-            process = launch.processes[key] = ProcessRecords(*key, [], {}, 0, offset)
+            process = launch.processes[key] = ProcessRecords(*key, [], {})
         process.lost += about["lost"]
         process.names[about["first_name"] :] = about["names"]
-        parts.setdefault(key, []).append(columns)
+        offset = offsets.setdefault(key, about["wall"] - about["monotonic"])
+        parts.setdefault(key, []).append({**columns, "time": columns["time"] + offset})
     for key, found in parts.items():
         process = launch.processes[key]
         process.columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        process.columns["time"] = process.columns["time"] + process.offset
         if process.lost:
             damage.append(f"rank {key[0]}: {process.lost} span records were overwritten before they were read")
 
@@ -226,8 +221,3 @@ def _scalars(
                 before = rows.get(step, (step, 0.0, {}))[2]
                 rows[step] = step, float(entry["at"]), {**before, entry["name"]: entry["value"]}
     return [rows[step] for step in sorted(rows)]
-
-
-def array(values: Iterable[int]) -> NDArray[np.int64]:
-    """Integers as a column."""
-    return np.fromiter(values, np.int64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.insight.lanes import CLASS_OF, COLLECTIVES, ONE_WAY, Class
+from argosy.insight.lanes import COLLECTIVES, ONE_WAY, Class
 from argosy.insight.ledger import LaunchLedger
 from argosy.insight.measures import spans_of
 from argosy.insight.store import LaunchData, RunData
@@ -151,6 +151,3 @@ def _texts(values: Any) -> NDArray[Any]:
     column = np.empty(len(found), object)
     column[:] = found
     return column
-
-
-assert set(CLASS_OF.values()) <= set(Class)

@@ -11,7 +11,6 @@ from argosy.insight.kineto import Trace
 from argosy.insight.verdicts import Verdict
 
 Floats = NDArray[np.float64]
-KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 COMMUNICATION = ("nccl", "rccl", "oneccl", "nvshmem")
 TOP = 20
 SMALL_US = 10.0
@@ -133,7 +132,7 @@ def _costs(trace: Trace, chosen: NDArray[np.bool_], lasted: Floats) -> list[Cost
     names, values = trace.name[chosen], lasted[chosen]
     totals = np.bincount(names, values, len(trace.names))
     counts = np.bincount(names, minlength=len(trace.names))
-    top = [n for n in np.argsort(-totals)[:TOP].tolist() if counts[n]]
+    top: list[int] = [n for n in np.argsort(-totals)[:TOP].tolist() if counts[n]]
     return [Cost(trace.names[n], int(counts[n]), float(totals[n]), float(np.median(values[names == n]))) for n in top]
 
 

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from argosy.insight.kineto import read_trace
-from argosy.insight.report import page
+from argosy.insight.report import boxes, page
 from argosy.insight.trace_analysis import Cost, TraceSummary, judge_trace, summarise
 from argosy.insight.verdicts import Verdict
 
@@ -56,8 +56,7 @@ def trace_page(summary: TraceSummary, verdicts: list[Verdict]) -> str:
             ("overlapped", f"{summary.overlap_us / max(summary.communication_us, 1e-9):.1%}"),
             ("copies", f"{summary.copy_us / total:.1%}"),
         ]
-    boxes = "".join(f"<div><b>{escape(value)}</b>{escape(label)}</div>" for label, value in cells)
-    body.append(f'<div class="numbers">{boxes}</div><h2>What holds it back</h2>')
+    body += [boxes(cells), "<h2>What holds it back</h2>"]
     for verdict in verdicts:
         body.append(
             f'<div class="card"><b>{escape(verdict.what)}</b><p>{escape(verdict.why)}</p>'

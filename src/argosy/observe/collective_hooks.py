@@ -70,23 +70,6 @@ _METHODS = _by_name(
 )
 """The methods of ProcessGroup, by name. Older names are included, because scripts may use any torch."""
 
-_HOOK_OPS = _by_name(
-    {
-        "all_gather": "ALLGATHER ALLGATHER_BASE ALLGATHER_COALESCED ALLGATHER_INTO_TENSOR_COALESCED",
-        "all_reduce": "ALLREDUCE ALLREDUCE_COALESCED",
-        "all_to_all": "ALLTOALL ALLTOALL_BASE",
-        "barrier": "BARRIER",
-        "broadcast": "BROADCAST",
-        "gather": "GATHER",
-        "recv": "RECV",
-        "reduce": "REDUCE",
-        "reduce_scatter": "REDUCE_SCATTER REDUCE_SCATTER_BASE REDUCE_SCATTER_TENSOR_COALESCED",
-        "scatter": "SCATTER",
-        "send": "SEND",
-    }
-)
-"""The operations of a group's hook, by name."""
-
 
 BYTES_MAX = 0xFFFFFFFF
 
@@ -223,8 +206,11 @@ class CollectiveHooks:
 
     def _find_hook_ops(self, torch: Any, c10d: Any) -> None:
         names = torch._C._distributed_c10d.HookOpName
-        known = {getattr(names, name): (op.encode(), op in P2P_OPS) for name, op in _HOOK_OPS.items()}
-        self._hook_ops, self._plain_group = known, c10d.ProcessGroup
+        for name, op in _OPERATORS.items():  # `_allgather_base_` is ALLGATHER_BASE there.
+            hook_op = getattr(names, name.strip("_").upper(), None)
+            if hook_op is not None:
+                self._hook_ops[hook_op] = op.encode(), op in P2P_OPS
+        self._plain_group = c10d.ProcessGroup
 
     def _hook(self, group: Any, index: int) -> None:
         """Be called by torch before each operation of the group, if it is one of torch's own."""

@@ -148,7 +148,9 @@ def drain(memory: Path, directory: Path) -> int:
         if ends or now - alive_at > ORPHAN_S:
             work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})
             return 0
-        time.sleep(TURN_S)
+        for _ in range(10):
+            if not (memory / END_FILE).exists():
+                time.sleep(TURN_S / 10)
 
 
 def _lock(lock: int, end: Path) -> bool:

@@ -1,5 +1,6 @@
 """Start and end the drain of a run. Imports no numpy: the process that calls this may be the agent."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ class DrainProcess:
         if not any(has_records(path) for path in self._memory.glob("*.page.spans")):
             return
         with suppress(OSError):
+            if self._another_drains():
+                return
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -35,6 +38,17 @@ class DrainProcess:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+
+    def _another_drains(self) -> bool:
+        """Whether a drain that an earlier agent started is still at work."""
+        fd = os.open(self._memory / "drain.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return not (self._memory / "drain.end").exists()  # At the end the next one waits for it.
+        finally:
+            os.close(fd)
+        return False
 
     def finish(self) -> None:
         """Let the drain take what is left and end; blocks up to END_S."""

@@ -42,7 +42,6 @@ _threads_at = 0.0
 F = TypeVar("F")
 _LOW = 0xFFFFFFFF
 HEADER = struct.Struct("<7Q")
-_RECORD = struct.Struct("<4Q")
 _FIRST = HEADER_BYTES // 8
 
 
@@ -111,11 +110,6 @@ class Ring:
         """Release the shared memory: later records are lost."""
         self.__init__(bytearray(HEADER_BYTES + RECORD_BYTES))
 
-    @property
-    def count(self) -> int:
-        """Records written so far."""
-        return self._head
-
     def begin(self, name: str, step: int | None = None, argument: int = 0) -> None:
         self._record(name, _BEGIN, step, argument)
 
@@ -166,39 +160,24 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
         OSError: the file cannot be read.
         ValueError: the file is not a ring of spans.
     """
-    with open(path, "rb") as file:
-        first = file.read(HEADER_BYTES)
-        body = file.read()
-        file.seek(0)
-        after = file.read(HEADER_BYTES)
-    words = HEADER.unpack_from(first)
-    if words[0] != MAGIC or len(body) < words[_CAPACITY] * RECORD_BYTES:
-        raise ValueError(f"not a ring of spans: {os.fspath(path)}")
-    capacity, head = words[_CAPACITY], words[_HEAD]
-    oldest = HEADER.unpack_from(after)[_HEAD] - capacity
+    from argosy.observe.ring_reader import RingReader  # Needs numpy.
+
+    reader = RingReader(path)
+    columns, names = reader.take() or {}, reader.names()
     spans: list[Span] = []
     running: list[int] = []
-    for number in range(max(0, oldest + 1, head - capacity), head):
-        at, what, _, sequence = _RECORD.unpack_from(body, number % capacity * RECORD_BYTES)
-        if sequence & _LOW != (number + 1) & _LOW:  # R1
-            continue
-        name, kind = _name(after, what & _LOW), what >> 32 & 0xFF
+    order = ("time", "name", "kind", "step")
+    for at, number, kind, step in zip(*(columns[name].tolist() for name in order if columns), strict=True):
+        name = names[number] if number < len(names) else ""
         if kind == _BEGIN:
             running.append(len(spans))
-            spans.append(Span(name, at, 0, sequence >> 32))
-            continue
-        if kind != _END:
-            continue
-        mine = next((place for place in reversed(running) if spans[place].name == name), None)
-        if mine is not None:
-            running.remove(mine)
-            spans[mine] = Span(name, spans[mine].begin, at, spans[mine].step)
+            spans.append(Span(name, at, 0, step))
+        elif kind == _END:
+            mine = next((place for place in reversed(running) if spans[place].name == name), None)
+            if mine is not None:
+                running.remove(mine)
+                spans[mine] = Span(name, spans[mine].begin, at, spans[mine].step)
     return spans
-
-
-def _name(header: bytes, number: int) -> str:
-    start = 256 + min(number, NAMES_MAX - 1) * 32
-    return header[start : start + 32].rstrip(b"\0").decode(errors="replace")
 
 
 def has_records(path: str | os.PathLike[str]) -> bool:
