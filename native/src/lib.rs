@@ -9,6 +9,7 @@ mod files;
 mod peers;
 mod reduce;
 mod segment;
+mod spans;
 mod syscalls;
 
 use std::sync::atomic::AtomicU64;
@@ -195,6 +196,13 @@ fn abort_segment(segment: usize, code: u32) -> bool {
     unsafe { segment::Segment::at(segment, 0) }.abort(code)
 }
 
+/// Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`.
+#[pyfunction]
+fn record_span(ring: usize, what: u64, argument: u64, step: u64) {
+    // SAFETY: the caller keeps the ring mapped, and holds the GIL.
+    unsafe { spans::record(ring, what, argument, step) }
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(punch_hole, module)?)?;
@@ -206,5 +214,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
+    module.add_function(wrap_pyfunction!(record_span, module)?)?;
     Ok(())
 }

@@ -48,3 +48,6 @@ def run_collective(
 
 def abort_segment(segment: int, code: int) -> bool:
     """End every wait in a segment, now and later, for the reason `code`; False if it was aborted before."""
+
+def record_span(ring: int, what: int, argument: int, step: int) -> None:
+    """Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`."""

@@ -8,6 +8,8 @@ import mmap
 import os
 import select
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
@@ -231,3 +233,20 @@ def run_collective(
 def abort_segment(segment: int, code: int) -> bool:
     """End every wait in a segment, now and later, for the reason `code`; False if it was aborted before."""
     return _exchange.SegmentView(segment, 0).abort(code)
+
+
+_recording = threading.RLock()  # Re-entrant: a signal handler may record, too.
+_lanes: dict[int, int] = {}
+
+
+def record_span(ring: int, what: int, argument: int, step: int) -> None:
+    """Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`."""
+    with _recording:
+        header = (ctypes.c_uint64 * 4).from_address(ring)
+        capacity, head = max(header[2], 1), header[3]
+        record = (ctypes.c_uint64 * 4).from_address(ring + 4096 + head % capacity * 32)
+        lane = _lanes.setdefault(threading.get_ident(), min(len(_lanes), 0xFFFF))
+        record[3] = 0
+        record[0], record[1], record[2] = time.monotonic_ns(), what | lane << 40, argument
+        record[3] = (head + 1) & 0xFFFFFFFF | step << 32
+        header[3] = head + 1

@@ -1,6 +1,7 @@
 """The Rust extension, its stub and its Python reference offer the same functions and answers."""
 
 import ast
+import ctypes
 import errno
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,3 +187,21 @@ def test_a_running_process_has_no_status(module: ModuleType):
 def test_a_file_is_no_pidfd(module: ModuleType, tmp_path: Path):
     with (tmp_path / "file").open("wb") as file:
         assert module.pidfd_exit_status(file.fileno()) is None
+
+
+def test_a_span_record_is_the_same_from_both(module: ModuleType):
+    """Header: capacity 4 in word 2, records so far in word 3; then records of four words."""
+    memory = bytearray(4096 + 4 * 32)
+    words = memoryview(memory).cast("Q")
+    words[2] = 4
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    before = time.monotonic_ns()
+    for number in range(6):
+        module.record_span(address, number | 2 << 32, 2**64 - 1 - number, 7)
+    assert words[3] == 6
+    for number in range(2, 6):
+        at = 512 + number % 4 * 4
+        assert before <= words[at] <= time.monotonic_ns()
+        assert words[at + 1] & 0xFF_FFFF_FFFF == number | 2 << 32
+        assert words[at + 2] == 2**64 - 1 - number
+        assert words[at + 3] == number + 1 | 7 << 32

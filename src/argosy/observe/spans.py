@@ -11,6 +11,7 @@ R2  A full /dev/shm is an OSError at creation, never a SIGBUS in the training.
 R3  A forked child does not write to its parent's ring.
 """
 
+import ctypes
 import mmap
 import os
 import struct
@@ -18,12 +19,13 @@ import time
 from contextlib import suppress
 from enum import IntEnum
 from functools import wraps
-from threading import RLock, get_ident, get_native_id
 from threading import enumerate as enumerate_threads
+from threading import get_native_id
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from argosy._select import native
 from argosy.observe.page import detached_in_child, map_new
 
 HEADER_BYTES = 4096
@@ -34,15 +36,14 @@ OTHER_NAMES = "(other names)"
 """Stands for all names after the first NAMES_MAX - 1."""
 MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
 _PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
-_LANES_MAX = 0xFFFF
 THREADS_CPU = "python threads cpu"
 """A counter: nanoseconds that Python threads besides the training thread have run."""
 THREADS_S = 1.0
 _threads_at = 0.0
 F = TypeVar("F")
+record_span = native.record_span
 _LOW = 0xFFFFFFFF
 HEADER = struct.Struct("<7Q")
-_FIRST = HEADER_BYTES // 8
 
 
 class Kind(IntEnum):
@@ -79,11 +80,9 @@ class Ring:
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._view = memoryview(memory)
         self._words = self._view.cast("Q")
-        self._lock = RLock()  # Re-entrant: a signal handler may record, too.
+        self._pin = ctypes.c_char.from_buffer(memory)
+        self._address = ctypes.addressof(self._pin)
         self._numbers: dict[str, int] = {}
-        self._capacity = (len(self._view) - HEADER_BYTES) // RECORD_BYTES
-        self._head = 0
-        self._lanes: dict[int, int] = {}
         self.step = 0
         """The step that records belong to if the caller names none."""
         detached_in_child.add(self)  # R3
@@ -111,33 +110,22 @@ class Ring:
         self.__init__(bytearray(HEADER_BYTES + RECORD_BYTES))
 
     def begin(self, name: str, step: int | None = None, argument: int = 0) -> None:
-        self._record(name, _BEGIN, step, argument)
+        self._record(name, _BEGIN << 32, step, argument)
 
     def end(self, name: str, step: int | None = None, argument: int = 0) -> None:
-        self._record(name, _END, step, argument)
+        self._record(name, _END << 32, step, argument)
 
     def point(self, name: str, step: int | None = None, argument: int = 0) -> None:
-        self._record(name, _POINT, step, argument)
+        self._record(name, _POINT << 32, step, argument)
 
     def counter(self, name: str, value: int) -> None:
-        self._record(name, _COUNT, None, value & 0xFFFFFFFFFFFFFFFF)
+        self._record(name, _COUNT << 32, None, value & 0xFFFFFFFFFFFFFFFF)
 
     def _record(self, name: str, kind: int, step: int | None, argument: int) -> None:
-        with self._lock:
-            number = self._numbers.get(name)
-            if number is None:
-                number = self._add_name(name)
-            lane = self._lanes.get(get_ident())
-            if lane is None:
-                lane = self._lanes[get_ident()] = min(len(self._lanes), _LANES_MAX)
-            head, words = self._head, self._words
-            at = _FIRST + head % self._capacity * 4
-            words[at + 3] = 0
-            words[at] = time.monotonic_ns()
-            words[at + 1] = number | kind << 32 | lane << 40
-            words[at + 2] = argument
-            words[at + 3] = ((head + 1) & _LOW) | ((self.step if step is None else step) & _LOW) << 32
-            self._head = words[_HEAD] = head + 1
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._add_name(name)
+        record_span(self._address, number | kind, argument, (self.step if step is None else step) & _LOW)
 
     def _add_name(self, name: str) -> int:
         number = len(self._numbers)
