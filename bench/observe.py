@@ -2,8 +2,8 @@
 
     python bench/observe.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
 
-The cost of the hooks is the difference of two medians of CPU time: of the same DDP step with them and without. The goal
-is 0.5% of a step of 50 ms.
+The cost of the hooks is the difference of two lower quartiles of CPU time: of the same DDP step with them and without.
+The goal is 0.5% of a step of 50 ms.
 """
 
 import json

@@ -44,6 +44,7 @@ from argosy.checkpoint.stores import is_url, located, open_store
 from argosy.checkpoint.writing import OwnWriter, Writer
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
+from argosy.observe import span
 from argosy.transfer import Role, State, Unit, checked_roles
 
 FLAG = "in a signal handler set a flag, and save when the loop comes by"
@@ -169,6 +170,7 @@ class Saver:
         """What a rank needs that joins the others in the middle: it makes its saver `like` theirs."""
         return Mark(self._session, self._count, self._newest)
 
+    @span("checkpoint")
     def save(
         self,
         state: Any,
@@ -353,6 +355,7 @@ class Saver:
         """
         self._committer.untag(tag)
 
+    @span("checkpoint")
     def flush(self, timeout_s: float = 600.0) -> None:
         """Wait until every save begun is durable, or a later one is instead of it; raises the first failure.
 

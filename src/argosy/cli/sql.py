@@ -1,5 +1,8 @@
 """`argosy sql`: ask a run a question in SQL."""
 
+import csv
+import sys
+
 import click
 
 from argosy.cli.tables import print_json, print_table
@@ -9,7 +12,8 @@ from argosy.cli.tables import print_json, print_table
 @click.argument("run")
 @click.argument("query", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def command(run: str, query: str | None, as_json: bool) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated, for other programs.")
+def command(run: str, query: str | None, as_json: bool, as_csv: bool) -> None:
     """Answer one SELECT about RUN; without QUERY, list its tables and their columns."""
     from argosy.insight import open_run
 
@@ -22,6 +26,8 @@ def command(run: str, query: str | None, as_json: bool) -> None:
     answer = opened.sql(query)
     if as_json:
         print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
+    elif as_csv:
+        csv.writer(sys.stdout).writerows([answer.columns, *answer.rows])
     else:
         print_table(answer.columns, [[_text(cell) for cell in row] for row in answer.rows])
 

@@ -115,8 +115,8 @@ def _share_rule(kind: Class, limit: float, text: Mapping[str, str]) -> Callable[
         return Verdict(
             kind=text["kind"],
             what=text["what"],
-            why=f"{gain:.0%} of the step time: {measures.share.get(kind, 0.0):.0%} {text['in']}, {waiting:.0%} waiting "
-            f"for ranks that are{_spread(measures, kind)}",
+            why=f"{measures.share.get(kind, 0.0):.0%} of the step time is spent {text['in']}"
+            + (f", {waiting:.0%} waiting for ranks that do{_spread(measures, kind)}" if waiting >= 0.005 else ""),
             query=f"SELECT rank, sum({column}) / sum(seconds) AS share FROM steps GROUP BY rank ORDER BY rank",
             do=text["do"],
             gain=gain,

@@ -155,7 +155,10 @@ def read_spans(path: str | os.PathLike[str]) -> list[Span]:
     spans: list[Span] = []
     running: list[int] = []
     order = ("time", "name", "kind", "step")
-    for at, number, kind, step in zip(*(columns[name].tolist() for name in order if columns), strict=True):
+    rows: list[tuple[int, int, int, int]] = list(
+        zip(*(columns[name].tolist() for name in order if columns), strict=True)
+    )
+    for at, number, kind, step in rows:
         name = names[number] if number < len(names) else ""
         if kind == _BEGIN:
             running.append(len(spans))
