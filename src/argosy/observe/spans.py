@@ -81,7 +81,7 @@ class Ring:
         self._view = memoryview(memory)
         self._words = self._view.cast("Q")
         self._pin = ctypes.c_char.from_buffer(memory)
-        self._address = ctypes.addressof(self._pin)
+        self.address = ctypes.addressof(self._pin)
         self._numbers: dict[str, int] = {}
         self.step = 0
         """The step that records belong to if the caller names none."""
@@ -122,10 +122,13 @@ class Ring:
         self._record(name, _COUNT << 32, None, value & 0xFFFFFFFFFFFFFFFF)
 
     def _record(self, name: str, kind: int, step: int | None, argument: int) -> None:
+        number = self.number(name)
+        record_span(self.address, number | kind, argument, (self.step if step is None else step) & _LOW)
+
+    def number(self, name: str) -> int:
+        """The number that stands for a name in this ring."""
         number = self._numbers.get(name)
-        if number is None:
-            number = self._add_name(name)
-        record_span(self._address, number | kind, argument, (self.step if step is None else step) & _LOW)
+        return self._add_name(name) if number is None else number
 
     def _add_name(self, name: str) -> int:
         number = len(self._numbers)
@@ -197,7 +200,7 @@ def ring() -> Ring:
 def mark_step(step: int) -> None:
     """Record that `step` steps are done; fewer than before if the run went back."""
     global _threads_at
-    _ring.step = step
+    _ring.step = step & _LOW
     _ring.point("step", step, step)
     now = time.monotonic()
     if now >= _threads_at:
@@ -223,23 +226,30 @@ def count(name: str, value: float) -> None:
 class span:  # A function in all but name: `with span("data"):`.
     """Record how long a block takes, in the ring of this rank if it has one; also a decorator, or `begin` and `end`."""
 
-    __slots__ = ("_name", "_step")
+    __slots__ = ("_begin", "_end", "_name", "_ring", "_step")
 
     def __init__(self, name: str, step: int | None = None) -> None:
-        self._name, self._step = name, step
+        self._name, self._step = name, None if step is None else step & _LOW
+        self._ring: Ring | None = None
+        self._begin = self._end = 0
 
     def begin(self) -> "span":
-        _ring.begin(self._name, self._step)
+        ring = _ring
+        if self._ring is not ring:
+            number = ring.number(self._name)
+            self._ring, self._begin, self._end = ring, number | _BEGIN << 32, number | _END << 32
+        record_span(ring.address, self._begin, 0, ring.step if self._step is None else self._step)
         return self
 
     def end(self) -> None:
-        _ring.end(self._name, self._step)
+        ring = self._ring  # Where it began.
+        if ring is not None:
+            record_span(ring.address, self._end, 0, ring.step if self._step is None else self._step)
 
-    def __enter__(self) -> None:
-        _ring.begin(self._name, self._step)
+    __enter__ = begin
 
     def __exit__(self, *_: object) -> None:
-        _ring.end(self._name, self._step)
+        self.end()
 
     def __call__(self, function: F) -> F:
         plain, name = cast(Any, function), self._name
