@@ -185,11 +185,11 @@ def _memory(samples: Columns | None, since: Mapping[int, int]) -> list[MemoryTre
         assert samples is not None
         mine = (samples["rank"] == rank) & (samples["time"] >= begin)
         time, rss = samples["time"][mine] / 1e9, samples["rss_bytes"][mine].astype(float)
-        if len(time) < 5 or rss.std() == 0:
+        if len(time) <= SAMPLES_MIN or rss.std() == 0:
             continue
         apart = time - time.mean()
         slope = float((apart * rss).sum() / (apart * apart).sum())
-        correlation = float(np.corrcoef(time, rss)[0, 1])
+        correlation = float(np.corrcoef(np.arange(len(rss)), rss.argsort().argsort())[0, 1])  # Of ranks: it just rises.
         found.append(MemoryTrend(rank, int(rss[0]), int(rss[-1]), slope, correlation))
     return found
 

@@ -18,7 +18,7 @@ GAIN_MIN = 0.05
 COMM_MIN = 0.4
 HOST_MIN = 0.15
 DELAY_MAX = 0.15
-"""Where threads have to wait longer for a core, collectives are slow for that reason."""
+"""Where threads have to wait longer for a core, steps and collectives are slow for that reason."""
 SMALL_BYTES = 64 << 10
 LEAK_MIN_BYTES = 100 << 20
 MB = 1e6
@@ -62,6 +62,11 @@ def _culprits(measures: Measures, causes: Sequence[int]) -> dict[int, float]:
         if cause in causes:
             found[culprit] = found.get(culprit, 0.0) + share
     return found
+
+
+def _lacks_cores(measures: Measures) -> bool:
+    """Whether ranks wait for cores, or nobody knows."""
+    return max((times.run_delay for times in measures.threads.values()), default=1.0) > DELAY_MAX
 
 
 def _straggler(measures: Measures) -> Verdict | None:
@@ -175,8 +180,7 @@ def _recompilation(measures: Measures) -> Verdict | None:
 def _communication_bound(measures: Measures) -> Verdict | None:
     gain = measures.share.get(Class.COMM, 0.0)
     small = measures.collectives > 20 and 0 < measures.collective_bytes < SMALL_BYTES
-    delays = [times.run_delay for times in measures.threads.values()]
-    if gain < (COMM_MIN / 2 if small else COMM_MIN) or not delays or max(delays) > DELAY_MAX:
+    if gain < (COMM_MIN / 2 if small else COMM_MIN) or _lacks_cores(measures):
         return None
     size = (
         f"{measures.collective_bytes / 1e3:.3g} kB"
@@ -278,7 +282,7 @@ def _slow_down(measures: Measures) -> Verdict | None:
     first, *_, last = quarters = measures.quarters
     gain = 1 - first / last if last > 0 else 0.0
     rises = all(b > a * 1.02 for a, b in pairwise(quarters))
-    if gain < 0.15 or not rises or measures.steps < 40:
+    if gain < 0.15 or not rises or measures.steps < 40 or _lacks_cores(measures):
         return None
     return Verdict(
         kind="slow_down",
