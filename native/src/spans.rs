@@ -3,7 +3,10 @@
 //! The caller holds the GIL, so that a ring has one writer at a time; readers are other processes.
 
 use std::cell::Cell;
-use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering::{Relaxed, Release}};
+use std::sync::atomic::{
+    fence, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 
 const HEADER_BYTES: usize = 4096;
 const CAPACITY_AT: usize = 16;
