@@ -43,7 +43,7 @@ def test_input_bound_then_removed_then_compared(console: Console) -> None:
     assert seen == pytest.approx(sum(float(re.findall(r"data took (\S+) s", text)[0]) for text in outputs), rel=0.1)
     said = console.argosy("why", "slow_data").text
     assert "waits for its input" in said
-    clean = train(console, "none", steps=200)
+    clean = train(console, "none", steps=600)
     assert [verdict["kind"] for verdict in clean["verdicts"]] == []
     assert "nothing holds it back" in console.argosy("why", "none").text
     compared = json.loads(console.argosy("compare", "slow_data", "none", "--json").out)

@@ -93,6 +93,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         return None
     total = int(steps.lasted[steady].sum())
     spent = steps.spent[steady].sum(axis=0)
+    until = {rank: int(steps.end[steps.rank == rank].max()) for rank in since}
     order = np.argsort(steps.end[steady])
     quarters = [float(np.median(part)) / 1e9 for part in np.array_split(steps.lasted[steady][order], 4)]
     operations = _operations(launch, since)
@@ -111,7 +112,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         collectives=len(operations) / done,
         collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
         excess=_excess(steps, steady),
-        memory=_memory(launch.samples.get("rank"), since),
+        memory=_memory(launch.samples.get("rank"), since, until),
         threads=_threads(launch, since),
     )
 
@@ -179,11 +180,11 @@ def spans_of(process: ProcessRecords, name: str) -> tuple[Ints, Ints]:
     return time[pairs], time[pairs + 1]
 
 
-def _memory(samples: Columns | None, since: Mapping[int, int]) -> list[MemoryTrend]:
+def _memory(samples: Columns | None, since: Mapping[int, int], until: Mapping[int, int]) -> list[MemoryTrend]:
     found: list[MemoryTrend] = []
     for rank, begin in since.items() if samples is not None else ():
         assert samples is not None
-        mine = (samples["rank"] == rank) & (samples["time"] >= begin)
+        mine = (samples["rank"] == rank) & (samples["time"] >= begin) & (samples["time"] <= until[rank])
         time, rss = samples["time"][mine] / 1e9, samples["rss_bytes"][mine].astype(float)
         if len(time) <= SAMPLES_MIN or rss.std() == 0:
             continue

@@ -138,10 +138,7 @@ class OpenedRun:
         return query(self.tables, text)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Write the report page (by default `report.html` in the run's directory) and return its path.
-
-        In a notebook the path is shown as a link.
-        """
+        """Write the report page (by default `report.html` in the run's directory) and return its path."""
         from argosy.insight.report import write_report
 
         return write_report(self, Path(path) if path is not None else self.directory / "report.html")

@@ -63,6 +63,7 @@ def main() -> None:
             gc.collect()
         if FAULT == "leak":
             kept.append(torch.ones(1 << 20))  # 4 MiB
+            time.sleep(SLEEP_S)  # Long enough to be measured a few times.
         if FAULT == "slow_disk" and rank == 0 and step % 4 == 0:
             torch.save(Slow(model.module.state_dict()), Path("model.pt"))
     dist.barrier()
