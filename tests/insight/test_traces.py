@@ -13,7 +13,7 @@ from ranks import run_script
 from argosy.core import ConfigError
 from argosy.insight.kineto import read_trace
 from argosy.insight.trace_analysis import judge_trace, summarise, union
-from argosy.insight.trace_report import report_trace
+from argosy.insight.trace_report import report_trace, trace_lines
 
 
 def kernel(name: str, begin: float, lasted: float, stream: int = 7, cat: str = "kernel") -> dict[str, Any]:
@@ -107,6 +107,6 @@ profiler.export_chrome_trace(sys.argv[1])
     trace = read_trace(path)
     whole = json.loads(path.read_text())["traceEvents"]
     assert len(trace.begin) == sum(event.get("ph") == "X" for event in whole)
-    page, lines = report_trace(path)
+    page, summary, verdicts = report_trace(path)
     assert "aten::addmm" in page.read_text()
-    assert lines[0].startswith("CPU operators")
+    assert trace_lines(summary, verdicts)[0].startswith("CPU operators")

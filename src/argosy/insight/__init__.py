@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from argosy.insight.opened import open_run as open_run
     from argosy.insight.speed_text import speed_lines as speed_lines
     from argosy.insight.trace_report import report_trace as report_trace
+    from argosy.insight.trace_report import trace_lines as trace_lines
     from argosy.insight.verdicts import Verdict as Verdict
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -137,7 +137,7 @@ class OpenedRun:
         """
         return query(self.tables, text)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the report page (by default `report.html` in the run's directory) and return its path."""
         from argosy.insight.report import write_report
 

@@ -29,8 +29,8 @@ def trace_lines(summary: TraceSummary, verdicts: list[Verdict]) -> list[str]:
     return lines
 
 
-def report_trace(path: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the page about a trace (by default beside it); returns its path and the lines for a terminal.
+def report_trace(path: Path, output: Path | None = None) -> tuple[Path, TraceSummary, list[Verdict]]:
+    """Write the page about a trace (by default beside it); returns its path and what it says.
 
     Raises:
         ConfigError: it is no trace.
@@ -40,7 +40,7 @@ def report_trace(path: Path, output: Path | None = None) -> tuple[Path, list[str
     verdicts = judge_trace(summary)
     target = output or path.with_name(f"{path.name.partition('.')[0]}.report.html")
     target.write_text(trace_page(summary, verdicts))
-    return target, trace_lines(summary, verdicts)
+    return target, summary, verdicts
 
 
 def trace_page(summary: TraceSummary, verdicts: list[Verdict]) -> str:
