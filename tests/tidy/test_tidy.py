@@ -19,8 +19,8 @@ PACKAGE = ROOT / "src" / "argosy"
 LAYERS = [
     {"cli"},
     {"train"},
-    {"process", "collective", "checkpoint", "data"},
-    {"fabric", "transfer"},
+    {"process", "collective", "checkpoint", "data", "graph"},
+    {"fabric", "transfer", "cost"},
     {"observe"},
     {"core"},
 ]

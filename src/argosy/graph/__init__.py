@@ -1,0 +1,17 @@
+"""One graph of a training step: captured from the user's model, rewritten by passes that prove themselves, run."""
+
+from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
+
+if TYPE_CHECKING:
+    from argosy.graph.errors import BadGraph as BadGraph
+    from argosy.graph.errors import CannotCapture as CannotCapture
+    from argosy.graph.simulate import run_ranks as run_ranks
+    from argosy.graph.step_capture import StepGraph as StepGraph
+    from argosy.graph.step_capture import capture as capture
+    from argosy.graph.step_capture import capture_optimizer as capture_optimizer
+    from argosy.graph.training import Training as Training
+    from argosy.graph.training import load_training as load_training
+
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]
