@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
+    {"sim"},
     {"train"},
     {"process", "collective", "checkpoint", "data", "graph"},
     {"fabric", "transfer", "cost"},

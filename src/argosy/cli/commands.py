@@ -19,6 +19,8 @@ COMMANDS = {
     "exec": "Run a command in a rank's environment.",
     "stop": "Stop a run, or everything.",
     "ckpt": "List, verify, compare and convert checkpoints.",
+    "plan": "Predict how fast a model trains on given chips, and rank the recipes.",
+    "sim": "Simulate a training step on given chips.",
     "clean": "Remove files of ended runs.",
     "doctor": "Check this machine and this installation.",
 }

@@ -5,8 +5,13 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.graph.chakra import chakra_bytes as chakra_bytes
     from argosy.graph.errors import BadGraph as BadGraph
     from argosy.graph.errors import CannotCapture as CannotCapture
+    from argosy.graph.lowering import lower as lower
+    from argosy.graph.planner import Planner as Planner
+    from argosy.graph.planner import Refused as Refused
+    from argosy.graph.planner import plan as plan
     from argosy.graph.simulate import run_ranks as run_ranks
     from argosy.graph.step_capture import StepGraph as StepGraph
     from argosy.graph.step_capture import capture as capture
