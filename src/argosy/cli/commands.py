@@ -21,6 +21,7 @@ COMMANDS = {
     "ckpt": "List, verify, compare and convert checkpoints.",
     "plan": "Predict how fast a model trains on given chips, and rank the recipes.",
     "sim": "Simulate a training step on given chips.",
+    "graph": "Show what passes did to a training step, and find the one that changed the loss.",
     "clean": "Remove files of ended runs.",
     "doctor": "Check this machine and this installation.",
 }

@@ -5,10 +5,19 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.graph.certificate import Certificate as Certificate
+    from argosy.graph.certificate import apply_passes as apply_passes
+    from argosy.graph.certificate import bisect as bisect
+    from argosy.graph.certificate import graph_hash as graph_hash
     from argosy.graph.chakra import chakra_bytes as chakra_bytes
+    from argosy.graph.compiled import CompiledStep as CompiledStep
+    from argosy.graph.compiled import compile_step as compile_step
     from argosy.graph.errors import BadGraph as BadGraph
     from argosy.graph.errors import CannotCapture as CannotCapture
     from argosy.graph.lowering import lower as lower
+    from argosy.graph.passes import PASSES as PASSES
+    from argosy.graph.passes import graph_diff as graph_diff
+    from argosy.graph.passes import select_passes as select_passes
     from argosy.graph.planner import Planner as Planner
     from argosy.graph.planner import Refused as Refused
     from argosy.graph.planner import plan as plan

@@ -2,10 +2,12 @@
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 
 from argosy.core import ConfigError
@@ -23,6 +25,34 @@ def rename_groups(graph: fx.Graph, old: Mapping[str, str], new: Mapping[str, str
     for node in graph.nodes if names else ():
         if node.op == "call_function" and any(isinstance(each, str) and each in names for each in node.args):
             node.args = tuple(names.get(each, each) if isinstance(each, str) else each for each in node.args)
+
+
+def in_fp64(step: StepGraph) -> StepGraph:
+    """A copy that computes in fp64 where the step computes in fp32, also inside what it allocates and casts."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(wide(each) for each in value)
+        return torch.float64 if value is torch.float32 else value
+
+    copied = step.copy()
+    for node in copied.graph.nodes:
+        if node.op == "call_function":
+            node.args = wide(node.args)
+            node.kwargs = {name: wide(value) for name, value in node.kwargs.items()}
+    return copied
+
+
+@contextmanager
+def world_of(step: StepGraph) -> Generator[None]:
+    """Let the groups that a step names exist: those of this process if it has any, fake ones otherwise."""
+    if step.recipe.world == 1 or dist.is_initialized():
+        yield
+        return
+    with fake_world(step.recipe) as groups:
+        rename_groups(step.graph, step.groups, groups)
+        step.groups = groups
+        yield
 
 
 def run_ranks(
@@ -56,9 +86,9 @@ def run_ranks(
         mine = [each.local(parameters[name], recipe, rank).clone() for name, each in step.shards.items()]
         for slot, value in zip(locals_, [*mine, *(b.clone() for b in buffers.values()), *rows], strict=True):
             slot[rank] = value
-    with fake_world(recipe) as groups:
-        rename_groups(step.graph, step.groups, groups)
-        step.groups = groups
+    with world_of(step):
+        if all(each.dtype is torch.float64 for each in parameters.values()):
+            step = in_fp64(step)
         step.module.recompile()
         with torch.no_grad(), _torch.LocalTensorMode(recipe.world):
             results: Any = step.module(*[_torch.LocalTensor(slot) for slot in locals_])

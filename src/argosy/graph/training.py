@@ -39,6 +39,19 @@ def load_training(target: str) -> Training:
     """
     path, _, name = target.partition(":")
     name = name or "training"
+    found = load_name(path, name)
+    value = found if isinstance(found, Training) else found()
+    if not isinstance(value, Training):
+        raise ConfigError(f"{name} in {path} is no argosy.graph.Training: {type(value).__name__}")
+    return value
+
+
+def load_name(path: str, name: str) -> Any:
+    """Import a file and return one of its names.
+
+    Raises:
+        ConfigError: there is no such file or name.
+    """
     if not Path(path).is_file():
         raise ConfigError(f"no such file: {path}")
     spec = importlib.util.spec_from_file_location("argosy_target", path)
@@ -57,10 +70,7 @@ def load_training(target: str) -> Training:
             f"no {name} in {path}",
             hint="define `training = argosy.graph.Training(model=…, batch=…, loss=…, optimizer=…)`",
         )
-    value = found if isinstance(found, Training) else found()
-    if not isinstance(value, Training):
-        raise ConfigError(f"{name} in {path} is no argosy.graph.Training: {type(value).__name__}")
-    return value
+    return found
 
 
 def layer_lists(model: nn.Module) -> list[tuple[str, nn.Module]]:
