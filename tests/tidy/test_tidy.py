@@ -22,6 +22,7 @@ LAYERS = [
     {"train"},
     {"process", "collective", "checkpoint", "data", "graph"},
     {"fabric", "transfer", "cost"},
+    {"kernels"},
     {"observe"},
     {"core"},
 ]
