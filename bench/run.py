@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("launch", "failures", "researcher", "data", "checkpoint", "collectives", "calls", "train")
+BENCHES = ("launch", "failures", "researcher", "data", "checkpoint", "collectives", "calls", "train", "graph")
 
 
 def main() -> int:

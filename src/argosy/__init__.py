@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from argosy.core import PeerLost as PeerLost
     from argosy.fabric import RemoteError as RemoteError
     from argosy.fabric import here as here
+    from argosy.graph import compile as compile
     from argosy.process import Answers as Answers
     from argosy.process import Cluster as Cluster
     from argosy.process import LogLine as LogLine

@@ -11,7 +11,7 @@ from graph.models import Tiny, batch, loss
 from torch import nn
 
 from argosy.core import ConfigError
-from argosy.graph import compile_step
+from argosy.graph import compile
 
 HERE = Path(__file__).resolve().parent
 
@@ -20,10 +20,10 @@ import copy, json, os, sys
 sys.path.insert(0, {tests!r})
 import torch, torch.distributed as dist
 from graph.models import Tiny, batch, loss
-from argosy.graph import compile_step
+from argosy.graph import compile
 from torch.distributed.fsdp import fully_shard
 
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", init_method={store!r}, rank=int(sys.argv[1]), world_size=2)
 torch.manual_seed(0)
 first = Tiny(tied=True)
 second = copy.deepcopy(first)
@@ -32,7 +32,7 @@ for block in second.blocks:
 fully_shard(second)
 torch.manual_seed(dist.get_rank())
 rows = [batch(2) for _ in range(3)]
-step = compile_step(first, loss, rows[0], recipe=f"fsdp={{dist.get_world_size()}} micro=2")
+step = compile(first, loss, rows[0], recipe=f"fsdp={{dist.get_world_size()}} micro=2")
 optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (first, second)]
 worst = 0.0
 for each in rows:
@@ -55,11 +55,15 @@ dist.destroy_process_group()
 
 def test_two_ranks_train_as_under_fsdp2(tmp_path: Path):
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(tests=str(HERE.parent)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    worst, reason, kept, odd = json.loads(done.stdout.splitlines()[-1])
+    script.write_text(SCRIPT.format(tests=str(HERE.parent), store=f"file://{tmp_path}/store"))
+    command = [sys.executable, str(script)]
+    ranks = [
+        subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for r in range(2)
+    ]
+    done = [each.communicate(timeout=300) for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], done[0][1][-3000:]
+    worst, reason, kept, odd = json.loads(done[0][0].splitlines()[-1])
     assert reason == ""
     assert worst < 1e-5
     assert "bucket" in kept
@@ -69,7 +73,7 @@ def test_two_ranks_train_as_under_fsdp2(tmp_path: Path):
 def test_one_rank_is_equal_to_eager_and_accumulates():
     model = Tiny()
     rows = batch(2)
-    step = compile_step(model, loss, rows)
+    step = compile(model, loss, rows)
     assert step.reason == ""
     found = [step(*rows), step(*rows)]
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -88,7 +92,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why():
 
     model = Tiny()
     rows = batch(2)
-    step = compile_step(model, branch, rows)
+    step = compile(model, branch, rows)
     assert "depends on the values" in step.reason
     assert "test_compiled.py:" in step.reason
     assert torch.equal(step(*rows), branch(model, *rows).detach())
@@ -98,4 +102,4 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why():
 @pytest.mark.parametrize("text", ["tp=2", "pp=2", "fsdp=2", "accumulate=2"])
 def test_recipes_that_cannot_run_here_are_refused(text: str):
     with pytest.raises(ConfigError):
-        compile_step(Tiny(), loss, batch(1), recipe=text)
+        compile(Tiny(), loss, batch(1), recipe=text)

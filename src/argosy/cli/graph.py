@@ -14,8 +14,12 @@ def command() -> None:
 
 _recipe = click.option("--recipe", "text", default="", help="As in 'fsdp=4 tp=2'.")
 _chip = click.option("--chip", "name", default="h100", show_default=True, help="A shipped chip, or a .toml file.")
-_pass = click.option("--pass", "names", multiple=True, help="Only this pass, or FILE:NAME for one of yours. Repeatable.")
-_layers = click.option("--layers", type=int, default=2, show_default=True, help="How many of the equal layers to capture.")
+_pass = click.option(
+    "--pass", "names", multiple=True, help="Only this pass, or FILE:NAME for one of yours. Repeatable."
+)
+_layers = click.option(
+    "--layers", type=int, default=2, show_default=True, help="How many of the equal layers to capture."
+)
 
 
 @command.command()

@@ -8,10 +8,9 @@ if TYPE_CHECKING:
     from argosy.graph.certificate import Certificate as Certificate
     from argosy.graph.certificate import apply_passes as apply_passes
     from argosy.graph.certificate import bisect as bisect
-    from argosy.graph.certificate import graph_hash as graph_hash
     from argosy.graph.chakra import chakra_bytes as chakra_bytes
     from argosy.graph.compiled import CompiledStep as CompiledStep
-    from argosy.graph.compiled import compile_step as compile_step
+    from argosy.graph.compiled import compile as compile
     from argosy.graph.errors import BadGraph as BadGraph
     from argosy.graph.errors import CannotCapture as CannotCapture
     from argosy.graph.lowering import lower as lower

@@ -163,8 +163,9 @@ def graph_text(graph: fx.Graph) -> str:
     return "\n".join(f"{node.op} {node.target} {text(node.args)} {text(node.kwargs)}" for node in graph.nodes)
 
 
-def graph_hash(graph: fx.Graph) -> str:
-    return hashlib.sha256(graph_text(graph).encode()).hexdigest()[:16]
+def order_hash(graph: fx.Graph) -> str:
+    """Equal on all ranks that issue the same collectives in the same order; other operations may know their rank."""
+    return hashlib.sha256("\n".join(order_of(graph)).encode()).hexdigest()[:16]
 
 
 def values_bytes(step: StepGraph) -> float:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from argosy.core import ArgosyError, ConfigError
 from argosy.cost import Chip, Recipe, load_chip
 from argosy.graph import _torch
-from argosy.graph.certificate import Certificate, apply_passes, graph_hash
+from argosy.graph.certificate import Certificate, apply_passes, order_hash
 from argosy.graph.passes import PASSES, Pass
 from argosy.graph.shard import Shard
 from argosy.graph.step_capture import StepGraph, capture_model
@@ -83,7 +83,7 @@ class CompiledStep:
         self._step, self._shapes = step, [(each.shape, each.dtype) for each in batch]
 
 
-def compile_step(
+def compile(
     model: nn.Module,
     loss: Callable[..., Tensor],
     batch: tuple[Tensor, ...],
@@ -115,7 +115,7 @@ def compile_step(
     found = rewritten(Training(lambda: model, lambda _: batch, loss), batch, recipe, groups, chip, passes)
     if mesh is not None and recipe.fsdp > 1:
         shard_with_fsdp2(model, mesh)
-    agreed = agree(found if isinstance(found, str) else graph_hash(found[0].graph))
+    agreed = agree(found if isinstance(found, str) else order_hash(found[0].graph))
     if agreed:
         compiled.reason = agreed if isinstance(found, tuple) else found
     else:
@@ -142,7 +142,7 @@ def rewritten(
 
 
 def agree(mine: str) -> str:
-    """Empty if all ranks have the same graph, else what differs."""
+    """Empty if all ranks have a graph with the same collectives, else what differs."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return mine if mine.startswith("not captured") else ""
     found: list[Any] = [None] * dist.get_world_size()
@@ -150,7 +150,7 @@ def agree(mine: str) -> str:
     failed = [f"rank {rank}: {each}" for rank, each in enumerate(found) if each.startswith("not captured")]
     if failed:
         return failed[0]
-    return "" if len(set(found)) == 1 else f"the ranks have different graphs: {', '.join(found)}"
+    return "" if len(set(found)) == 1 else f"the ranks have different collectives: {', '.join(found)}"
 
 
 def shard_with_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -169,5 +169,3 @@ def local_part(parameter: nn.Parameter, shard: Shard) -> Tensor:
     local = cast(DTensor, parameter).to_local().detach()
     missing = shard.rows - local.shape[0]
     return F.pad(local, [0, 0] * (local.dim() - 1) + [0, missing]) if missing else local
-
-

@@ -45,7 +45,7 @@ def merge_sums(step: StepGraph, _chip: Chip) -> StepGraph:
         if len(root.users) == 1 and is_add(next(iter(root.users))):
             continue  # A part of a larger sum.
         terms = terms_of(root)
-        sums = [each for each in terms if only_sum(each)]
+        sums: list[Any] = [each for each in terms if only_sum(each)]
         groups = {each.args[0].args[1:] for each in sums}
         if len(sums) < 2 or len(groups) != 1 or any(look(each) != look(root) for each in terms):
             continue
@@ -85,7 +85,7 @@ def look(node: fx.Node) -> Any:
 
 def bucket(step: StepGraph, chip: Chip) -> StepGraph:
     """Join small collectives into large ones; the sizes are those that the chip's prices favour."""
-    if not any("fsdp" == dim for dim in step.groups):
+    if not any(dim == "fsdp" for dim in step.groups):
         return step
     best, best_s = step, seconds(step, chip)
     for size in BUCKETS_MB:
@@ -233,5 +233,5 @@ def select_passes(names: tuple[str, ...]) -> dict[str, Pass]:
 
 def graph_diff(before: StepGraph, after: StepGraph) -> str:
     """The lines that a pass removed and added."""
-    texts = [str(each.graph).splitlines() for each in (before, after)]
-    return "\n".join(difflib.unified_diff(*texts, "before", "after", lineterm="", n=0))
+    old, new = (str(each.graph).splitlines() for each in (before, after))
+    return "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm="", n=0))

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from argosy.kernels.contract import Failed as Failed
     from argosy.kernels.contract import Kernel as Kernel
     from argosy.kernels.contract import check as check
-    from argosy.kernels.norm.op import FINITE_NORM as FINITE_NORM
-    from argosy.kernels.norm.op import finite_norm as finite_norm
     from argosy.kernels.cross_entropy.op import LINEAR_CROSS_ENTROPY as LINEAR_CROSS_ENTROPY
     from argosy.kernels.cross_entropy.op import linear_cross_entropy as linear_cross_entropy
+    from argosy.kernels.norm.op import FINITE_NORM as FINITE_NORM
+    from argosy.kernels.norm.op import finite_norm as finite_norm
     from argosy.kernels.token_logprob.op import LINEAR_TOKEN_LOGPROB as LINEAR_TOKEN_LOGPROB
     from argosy.kernels.token_logprob.op import linear_token_logprob as linear_token_logprob
 
