@@ -20,19 +20,19 @@ import copy, json, os, sys
 sys.path.insert(0, {tests!r})
 import torch, torch.distributed as dist
 from graph.models import Tiny, batch, loss
-from argosy.graph import compile
+from argosy.graph import PASSES, compile
 from torch.distributed.fsdp import fully_shard
 
 dist.init_process_group("gloo", init_method={store!r}, rank=int(sys.argv[1]), world_size=2)
 torch.manual_seed(0)
-first = Tiny(tied=True)
+first = Tiny(tied=True, layers=1)
 second = copy.deepcopy(first)
 for block in second.blocks:
     fully_shard(block)
 fully_shard(second)
 torch.manual_seed(dist.get_rank())
 rows = [batch(2) for _ in range(3)]
-step = compile(first, loss, rows[0], recipe=f"fsdp={{dist.get_world_size()}} micro=2")
+step = compile(first, loss, rows[0], recipe="fsdp=2 micro=2", passes={{"bucket": PASSES["bucket"]}})
 optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (first, second)]
 worst = 0.0
 for each in rows:
