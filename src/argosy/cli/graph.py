@@ -70,7 +70,8 @@ def show(target: str, text: str, name: str, names: tuple[str, ...], layers: int,
 @_chip
 @_pass
 @_layers
-def bisect(target: str, text: str, name: str, names: tuple[str, ...], layers: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def bisect(target: str, text: str, name: str, names: tuple[str, ...], layers: int, as_json: bool) -> None:
     """Name the first pass that changes the loss or a gradient of TARGET; exits 1 if there is one."""
     from argosy.cost import Recipe, load_chip
     from argosy.graph import bisect as find
@@ -78,5 +79,8 @@ def bisect(target: str, text: str, name: str, names: tuple[str, ...], layers: in
 
     step = capture(load_training(target), Recipe.parse(text), layers=layers)
     guilty = find(step, select_passes(names), load_chip(name))
-    print(f"pass {guilty} changes the loss or a gradient" if guilty else "no pass changes the loss or a gradient")
+    if as_json:
+        print_json({"pass": guilty})
+    else:
+        print(f"pass {guilty} changes the loss or a gradient" if guilty else "no pass changes the loss or a gradient")
     sys.exit(1 if guilty else 0)
