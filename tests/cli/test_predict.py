@@ -34,7 +34,9 @@ def run(*words: str) -> str:
 
 
 def test_plan_ranks_recipes_and_says_that_no_gpu_was_measured(script: str):
-    text = run("plan", script, "--chips", "2xh100", "--rows", "4", "--recipe", "fsdp=2 micro=2", "--recipe", "tp=2 micro=4")
+    text = run(
+        "plan", script, "--chips", "2xh100", "--rows", "4", "--recipe", "fsdp=2 micro=2", "--recipe", "tp=2 micro=4"
+    )
     assert "fsdp=2 micro=2" in text
     assert "2 recipes fit" in text
     assert "nothing here was measured on a GPU" in text
@@ -64,6 +66,8 @@ def test_sim_step_writes_traces(script: str, tmp_path: Path):
 
 
 def test_graph_show_prints_certificates(script: str):
-    found = json.loads(run("graph", "show", script, "--recipe", "fsdp=2", "--pass", "canonicalise", "--json", "--layers", "1"))
+    found = json.loads(
+        run("graph", "show", script, "--recipe", "fsdp=2", "--pass", "canonicalise", "--json", "--layers", "1")
+    )
     assert found["certificates"][0]["verdict"] in ("kept", "unchanged")
     assert found["certificates"][0]["difference"] == 0

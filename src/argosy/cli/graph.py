@@ -33,11 +33,11 @@ _layers = click.option(
 def show(target: str, text: str, name: str, names: tuple[str, ...], layers: int, as_diff: bool, as_json: bool) -> None:
     """Apply the passes to TARGET, a script FILE[:NAME] that defines `training`, and print their certificates."""
     from argosy.cost import NO_GPU, Recipe, load_chip
-    from argosy.graph import apply_passes, capture, graph_diff, load_training, select_passes
+    from argosy.graph import Certificate, apply_passes, capture, graph_diff, load_training, select_passes
 
     step = capture(load_training(target), Recipe.parse(text), layers=layers)
     chip, before = load_chip(name), step
-    found = []
+    found: list[Certificate] = []
     for each, run in select_passes(names).items():
         step, certificates = apply_passes(step, {each: run}, chip)
         found += certificates
