@@ -53,6 +53,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_two_ranks_train_as_under_fsdp2(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(tests=str(HERE.parent), store=f"file://{tmp_path}/store"))
