@@ -102,6 +102,11 @@ def bucket(step: StepGraph, chip: Chip) -> StepGraph:
 
 def reshard(step: StepGraph, _chip: Chip) -> StepGraph:
     """Gather parameters again for the backward pass instead of keeping them: less memory, more communication."""
+    return regathered(step)
+
+
+def regathered(step: StepGraph) -> StepGraph:
+    """Insert a second gather before the first reader in the backward pass, where the recipe reshards."""
     if not step.recipe.reshard or "fsdp" not in step.groups:
         return step
     order = {node: index for index, node in enumerate(step.graph.nodes)}

@@ -8,6 +8,8 @@ from argosy.core import ArgosyError, ConfigError
 from argosy.cost import Chip, Pieces, Prediction, Recipe, Trace, estimate, pieces, predict
 from argosy.graph.errors import CannotCapture
 from argosy.graph.lowering import lower
+from argosy.graph.passes import regathered
+from argosy.graph.simulate import world_of
 from argosy.graph.step_capture import StepGraph, capture, capture_optimizer
 from argosy.graph.training import Training
 
@@ -56,6 +58,8 @@ class Planner:
 
     def _step(self, recipe: Recipe, layers: int) -> StepGraph:
         step = capture(self._training, recipe, layers=layers or None)
+        with world_of(step):
+            step = regathered(step)
         if self._training.optimizer is not None:
             step.optimizer = capture_optimizer(self._training, step)
         return step
