@@ -120,11 +120,7 @@ unsafe impl Send for Buffer {}
 ///
 /// # Safety
 /// The destinations of all jobs must be valid and not overlap; sources are offsets into the bytes read.
-pub unsafe fn read_all(
-    reads: &[Read],
-    jobs: &[Job],
-    threads: usize,
-) -> Result<(Vec<u64>, Vec<Sums>)> {
+pub unsafe fn read_all(reads: &[Read], jobs: &[Job], threads: usize) -> Result<(Vec<u64>, Vec<Sums>)> {
     let largest = reads.iter().map(|read| read.length).max().unwrap_or(0);
     let buffers: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
     let counts: Vec<AtomicUsize> = reads.iter().map(|_| AtomicUsize::new(0)).collect();
