@@ -153,6 +153,7 @@ class Agent:
             run.kills.collect()
             run.jobs.collect()
         self._decisions.settle()
+        self._forget_ended()
         if now >= self._sample_at:
             self._sample_at = now + SAMPLE_S
             for name in list(self._hosted):
