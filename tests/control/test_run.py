@@ -9,6 +9,7 @@ from argosy.control.messages import (
     Cleared,
     ClearRun,
     Exited,
+    HostFailed,
     KillRanks,
     Noted,
     OpenStore,
@@ -22,7 +23,6 @@ from argosy.control.messages import (
 from argosy.control.restart import Restart
 from argosy.control.run_events import (
     Begin,
-    Broken,
     ClientCame,
     ClientLeft,
     EvidenceTaken,
@@ -243,8 +243,8 @@ def test_a_client_that_comes_back_keeps_its_run():
     assert react(state, Tick(), 1.0 + run.LEASE_S) == []
 
 
-def test_what_is_broken_ends_the_run_with_its_reason():
+def test_a_host_that_can_start_no_rank_ends_the_run_with_its_reason():
     state = begun(size=1)
-    react(state, Broken("the environment was lost"), 1.0)
+    react(state, FromHost(HOST, HostFailed("the environment was lost")), 1.0)
     react(state, exited(0, TERMINATED), 1.1)
     assert react(state, FromHost(HOST, Cleared()), 1.2) == [Finish(1, "the environment was lost")]

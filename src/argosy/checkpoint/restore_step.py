@@ -1,4 +1,4 @@
-"""Bring a committed step back: into live modules and optimizers of any layout, or as tensors for whoever asks.
+"""Restore a committed step: into live modules and optimizers of any layout, or as new tensors.
 
 R3  Everything that will be written is verified before the first byte is: on error the destination is unchanged. What
     goes into memory that is nobody's yet (moments that are made for it) is verified as it is written. Ranks of one host
@@ -58,7 +58,7 @@ class Restored:
     skipped: list[str] = field(default_factory=list[str])
     """Newer steps that could not be used, and why."""
     merged: list[str] = field(default_factory=list[str])
-    """Options that were stored of several groups, and of which one counts in a group here."""
+    """Options that several stored parameter groups had, and one group has here: the last value counts."""
     differing: list[str] = field(default_factory=list[str])
     """Values that ranks differed in, where there were more or fewer of them than here."""
 
@@ -89,9 +89,8 @@ def restore(
     `into` is a State, a module, or a dict of modules, optimizers, values and whatever has a state_dict; their tensors
     are written in place, in whatever layout they have, and values are put back into the dict. Without it, the tensors
     are returned whole: no ranks, no process group. Keyword arguments are those of `Wish`: `rename` maps stored names to
-    live ones, `remap` makes other tensors of them, `partial=True` lets names on either side be
-    without a partner, `roles` restores only these, `fresh=True` lets moments be left out, `timeout_s` bounds the wait
-    for other ranks.
+    live ones. `remap` makes other tensors of them. `partial=True` accepts names that only one side has. `roles`
+    restores only these. `fresh=True` leaves missing moments as they are. `timeout_s` bounds the wait for other ranks.
 
     Raises:
         StepNotFound: nothing was committed, or not this step.

@@ -18,7 +18,7 @@ Exchange = Callable[[str], list[str]]
 
 
 def reads_of(place: str, entries: Sequence[Entry], targets: Mapping[str, Member]) -> str:
-    """A digest of which stored boxes go where on which rank: ranks that know different ones do not share."""
+    """A digest of what each rank reads. Only ranks with equal digests share the verifying."""
     known: dict[int, str] = {}
 
     def text(layout: Layout) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from argosy.checkpoint.chunk_reader import Reading
 from argosy.checkpoint.commit_step import read_pins
 from argosy.checkpoint.files import Files, aligned
-from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, Root, StepNotFound, step_of, text_sums
+from argosy.checkpoint.format import NO_JSON, CorruptShard, Entry, StepNotFound, step_of, text_sums
 from argosy.checkpoint.per_rank_values import without_equals
 from argosy.checkpoint.restore_step import restore
 from argosy.checkpoint.step_index import ELSEWHERE, Step, all_chunks, find_step, open_step, roots
@@ -207,9 +207,3 @@ def _numbers(tensor: object) -> "np.ndarray[tuple[int], np.dtype[np.complex128]]
         assert isinstance(tensor, torch.Tensor)
         tensor = (tensor if tensor.is_complex() else tensor.double()).numpy()
     return np.asarray(tensor).astype(np.complex128).ravel()
-
-
-def newest_root(path: str | Path) -> Root | None:
-    """The manifest of the newest step that has a readable one."""
-    files, _ = open_files(path)
-    return next((root for _, root in roots(files) if isinstance(root, Root)), None)

@@ -152,7 +152,7 @@ def _recovered(state: HostState, now: float, out: Effects) -> None:
             out.append(RemoveRun(name))
     for key, zygote in list(state.zygotes.items()):
         if zygote.process is None:
-            del state.zygotes[key]  # Whoever waits for it starts another.
+            del state.zygotes[key]  # A rank that waits for it starts another one.
         else:
             zygote.phase, zygote.awaited_until = "returning", now + RETURN_S
     state.quitting = False
@@ -237,7 +237,7 @@ def _start_waiting(state: HostState, now: float, out: Effects) -> None:
 
 
 def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
-    """Whoever was to start ranks is back: it may not have heard of it. It answers what it did already."""
+    """A zygote or the warden is back. Ask it again for its ranks: it reports those that it started already."""
     zygote = state.zygotes.get(key)
     if key and (zygote is None or zygote.process != process or zygote.phase != "ready"):
         return
@@ -246,7 +246,7 @@ def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
 
 
 def _forget_asked(state: HostState, key: str, out: Effects) -> None:
-    """Whoever was to start ranks is gone: they wait again."""
+    """A zygote or the warden is gone. The ranks that it was asked for wait for another one."""
     for name, local in _asked(state, key):
         out.append(KillTree(name, local.rank))  # H3
         local.phase = "waiting"

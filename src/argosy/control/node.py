@@ -131,6 +131,8 @@ class NodeState(msgspec.Struct):
     mail: dict[str, Mail] = {}
     effects: int = 0
     """How many effects were decided on."""
+    now: float = 0.0
+    """When an event was decided on last."""
 
 
 Numbered = tuple[int, NodeEffect]
@@ -140,6 +142,7 @@ def react(state: NodeState, event: NodeEvent, now: float) -> tuple[NodeState, li
     """Decide what follows from `event`, with all that the machines of this node then say to each other."""
     inbox: deque[ForRun | ForHost] = deque()
     out: list[NodeEffect] = []
+    state.now = now
     match event:
         case Launched():
             if event.run not in state.runs:

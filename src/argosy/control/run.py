@@ -36,7 +36,6 @@ from argosy.control.messages import (
 from argosy.control.restart import Failure, GiveUp, charge, decide_restart
 from argosy.control.run_events import (
     Begin,
-    Broken,
     ClientCame,
     ClientLeft,
     EvidenceTaken,
@@ -111,8 +110,6 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
             if (takedown := state.takedowns.get(state.slots[index].takedown)) is not None:
                 takedown.evidence = False
                 _advance(state, takedown, now, out)
-        case Broken(reason):
-            _take_down(state, _everyone(state, reason, 1), now, out)
         case Tick():
             _tick(state, now, out)
         case Recovered():

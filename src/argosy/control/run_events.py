@@ -49,12 +49,6 @@ class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The run cannot proceed for a reason of Argosy's own, such as a zygote that does not start."""
-
-    reason: str
-
-
 class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time passed; asked for by `WakeAt`."""
 
@@ -63,7 +57,7 @@ class Recovered(msgspec.Struct, frozen=True, tag=True):
     """The agent is a new one: what was under way in the old one is lost, with its answers and its clients."""
 
 
-RunEvent = Begin | FromHost | StopWanted | ClientCame | ClientLeft | Hung | EvidenceTaken | Broken | Tick | Recovered
+RunEvent = Begin | FromHost | StopWanted | ClientCame | ClientLeft | Hung | EvidenceTaken | Tick | Recovered
 
 
 # --- effects

@@ -4,7 +4,7 @@ import time
 
 
 class Clock:
-    """Wall-clock time as it was at the start, and from then on by the monotonic clock: nobody can set it."""
+    """Starts at the wall clock's time, or at `not_before` if that is later, and advances with the monotonic clock."""
 
     def __init__(self, not_before: float = 0.0) -> None:
         self._offset = max(time.time(), not_before) - time.monotonic()

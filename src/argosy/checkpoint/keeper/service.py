@@ -74,7 +74,7 @@ def label(name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Guest:
-    """Whoever is at the other end of a link."""
+    """A process that is connected: a rank, or somebody who restores."""
 
     link: Link[FromClient]
     rank: int | None = None

@@ -108,7 +108,7 @@ class Agent:
         warden.clear_shelf()
         warden.hear = performer.reported
         warden.lost = lambda: self._decisions.feed(ForHost(WardenLost()))
-        warden.came = lambda _: self._decisions.feed(ForHost(WardenCame()))
+        warden.came = lambda: self._decisions.feed(ForHost(WardenCame()))
         self._decisions.settle()
 
     # --- the loop

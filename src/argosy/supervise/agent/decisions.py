@@ -36,7 +36,7 @@ class Decisions:
     def __init__(self, runtime: Path, perform: Callable[[NodeEffect], None]) -> None:
         self.state, pending = recall(runtime)
         self.log = AgentLog(runtime)
-        self.clock = Clock()
+        self.clock = Clock(not_before=self.state.now)
         self._perform = perform
         self._unwritten: list[LogRecord] = []
         self._effects: deque[Numbered] = deque(pending)

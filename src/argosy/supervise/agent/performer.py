@@ -2,7 +2,8 @@
 
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from argosy.control import (
     AskKernel,
@@ -67,6 +68,20 @@ class Performer:
         self._stores = TorchStores(decisions, hosted, self.zygotes, warden, selector)
         self.ranks = RankProcesses(decisions, hosted, Starters(warden, self.zygotes, self._stores), selector)
         self.quitting = False
+        self._on_host: dict[type, Callable[[Any], None]] = {
+            ForkRanks: self.ranks.fork,
+            SendSignal: self.ranks.signal,
+            KillTree: self.ranks.kill,
+            AskKernel: self.ranks.ask_kernel,
+            SpawnZygote: self.zygotes.spawn,
+            ImportIn: self.zygotes.import_in,
+            RetireZygote: self.zygotes.retire,
+            RememberSpoiled: self.zygotes.remember,
+            ListenFor: self._stores.listen,
+            RemoveRun: self._remove,
+            TellUser: self._tell_user,
+            EndDaemons: self._end_daemons,
+        }
 
     # --- effects
 
@@ -76,8 +91,8 @@ class Performer:
             case OfRun(name):
                 if name in self._headed:
                     self._perform_for_run(effect, self._headed[name])
-            case OfHost():
-                self._perform_on_host(effect)
+            case OfHost(wanted):
+                self._on_host[type(wanted)](wanted)
             case Letter():
                 raise AssertionError("an agent has no other host to write to yet")
 
@@ -92,38 +107,16 @@ class Performer:
             case _:
                 raise AssertionError(effect)
 
-    def _perform_on_host(self, effect: OfHost) -> None:
-        match effect.effect:
-            case ForkRanks() as wanted:
-                self.ranks.fork(wanted)
-            case SendSignal() as wanted:
-                self.ranks.signal(wanted)
-            case KillTree() as wanted:
-                self.ranks.kill(wanted)
-            case AskKernel() as wanted:
-                self.ranks.ask_kernel(wanted)
-            case SpawnZygote() as wanted:
-                self.zygotes.spawn(wanted)
-            case ImportIn() as wanted:
-                self.zygotes.import_in(wanted)
-            case RetireZygote() as wanted:
-                self.zygotes.retire(wanted)
-            case RememberSpoiled() as wanted:
-                self.zygotes.remember(wanted)
-            case ListenFor() as wanted:
-                self._stores.listen(wanted)
-            case RemoveRun(name):
-                self._remove(name)
-            case TellUser(name, text):
-                if name in self._headed:
-                    self._headed[name].notice(text)
-            case EndDaemons():
-                self.quitting = True
-            case _:
-                raise AssertionError(effect)
+    def _tell_user(self, effect: TellUser) -> None:
+        if effect.run in self._headed:
+            self._headed[effect.run].notice(effect.text)
 
-    def _remove(self, name: str) -> None:
+    def _end_daemons(self, effect: EndDaemons) -> None:
+        self.quitting = True
+
+    def _remove(self, effect: RemoveRun) -> None:
         """Leave nothing of a run on this host but its directory."""
+        name = effect.run
         run, local = self._hosted[name], self._decisions.state.host.runs[name]
         if name in self._headed:
             self._headed[name].conclude()

@@ -129,7 +129,7 @@ class RankProcesses:
         self._decisions.feed(ForHost(ChildRefused(run, rank, reason)))
 
     def exited(self, message: ChildExited) -> None:
-        """Whoever reaped a rank says how it ended."""
+        """The parent of a rank reports how it ended."""
         child, status = message.child, message.status
         local = self._find(child.run, child.rank)
         if local is None or local.process not in (None, child.process):

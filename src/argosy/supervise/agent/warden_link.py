@@ -74,8 +74,8 @@ class WardenLink:
         self.hear: Callable[[ChildReport], None] = lambda _: None
         self.lost: Callable[[], None] = lambda: None
         """Called when the warden was killed."""
-        self.came: Callable[[list[Child]], None] = lambda _: None
-        """Called when there is a new warden, with the children that it has."""
+        self.came: Callable[[], None] = lambda: None
+        """Called when there is a new warden."""
         found = find_warden(runtime)
         self.shelf = found.shelf
         """What an earlier agent left, until somebody takes it."""
@@ -161,4 +161,4 @@ class WardenLink:
         self._attached(found)
         for name, fd in list(self._held.items()):
             self.send(Hold(name), [fd])
-        self.came(found.children)
+        self.came()
