@@ -7,9 +7,10 @@ SANDBOX := $(VENV) tools/sandbox.py
 PYTEST := $(SANDBOX) $(VENV) -m pytest
 RUFF := $(VENV) -m ruff
 FAST := not system and not soak
-WORKERS := 2
+# One more than the usual two cores: tests wait for processes now and then.
+WORKERS := 3
 
-.PHONY: help environment demo test test-system check bench soak docs ruff pyright rust tests tests-without-native
+.PHONY: help environment demo test test-system check bench gpu soak docs wheel ruff pyright rust tests tests-without-native
 .DEFAULT_GOAL := help
 
 help:
@@ -18,7 +19,9 @@ help:
 	@echo "make test-system  as root: install Debian packages, run the tests that need them"
 	@echo "make check        ruff, pyright, rustfmt, clippy, and this code's own rules"
 	@echo "make bench        compare Argosy with torchrun and others, side by side"
+	@echo "make gpu          on a machine with GPUs: kills, saves and steps; writes gpu.json"
 	@echo "make soak         inject random faults for up to an hour"
+	@echo "make wheel        build the wheel of a release into dist/"
 	@echo "make docs         check the links in README.md and docs/"
 	@echo
 	@echo "The first call downloads up to 3 GB into .venv; it says how much first."
@@ -74,15 +77,21 @@ tests-without-native:
 
 test-system: environment
 	@tools/packages.sh tests/system/packages.txt
-	@$(VENV) -m pip --disable-pip-version-check install --quiet --no-input "transformers>=4.50"
-	@$(SANDBOX) --alone $(VENV) -m pytest -v -m system
+	@tools/requirements.sh tests/system/requirements.txt
+	@$(SANDBOX) --alone $(VENV) -m pytest -v -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m system
 	@echo "== make test-system: passed"
 
 bench: environment
 	@$(VENV) bench/run.py
 
+gpu: environment
+	@$(VENV) bench/gpu.py
+
 soak: environment
 	@$(SANDBOX) --alone $(VENV) -m pytest -v -m soak
+
+wheel: environment
+	@tools/wheel.sh
 
 docs: environment
 	@$(VENV) tools/docs.py

@@ -210,13 +210,13 @@ class Stage:
 
     # Argosy: its environment must not change from sample to sample, or each would start a zygote of its own.
 
-    def argosy(self, *args: str) -> contextlib.AbstractContextManager[Live]:
-        return self.unmarked([*argosy(), *args])
+    def argosy(self, *args: str, extra: Mapping[str, str] | None = None) -> contextlib.AbstractContextManager[Live]:
+        return self.unmarked([*argosy(), *args], extra)
 
     @contextlib.contextmanager
-    def unmarked(self, argv: Sequence[str]) -> Generator[Live]:
-        """Run a command of Argosy's whose environment is that of all others."""
-        command = Live(argv, self.env(self.mark), self.root)
+    def unmarked(self, argv: Sequence[str], extra: Mapping[str, str] | None = None) -> Generator[Live]:
+        """Run a command of Argosy's whose environment is that of all others, except for `extra`."""
+        command = Live(argv, {**self.env(self.mark), **(extra or {})}, self.root)
         try:
             yield command
         finally:

@@ -11,7 +11,19 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("launch", "failures", "researcher", "data", "checkpoint", "collectives", "calls", "train")
+BENCHES = (
+    "control",
+    "launch",
+    "failures",
+    "researcher",
+    "data",
+    "checkpoint",
+    "collectives",
+    "calls",
+    "train",
+    "graph",
+    "observe",
+)
 
 
 def main() -> int:

@@ -137,6 +137,21 @@ def rank0_row(stage: Stage) -> Row:
     )
 
 
+def gloo_row(stage: Stage, victims: Sequence[int]) -> Row:
+    """As between hosts; torchft's time is in the row `killed`."""
+    kinds = {"argosy DDP": "ddp", "argosy FSDP2": "fsdp2"}
+    kills = Kills(
+        {name: partial(argosy_voyage, stage, kind, collectives="gloo") for name, kind in kinds.items()}, victims
+    )
+    return Row(
+        key="gloo",
+        title="from SIGKILL to the next new step, with Gloo inside instead of shared memory",
+        base="",
+        contenders=kills.contenders("gloo", lambda killed: killed.next_s),
+        goals=[Goal(of="argosy DDP", at_most=1.0), Goal(of="argosy FSDP2", at_most=1.5)],
+    )
+
+
 def compiled_row(stage: Stage, victims: Sequence[int]) -> Row:
     kills = Kills({"argosy DDP": partial(argosy_voyage, stage, "ddp", "compiled")}, victims)
     return Row(
@@ -256,6 +271,7 @@ def rows(stage: Stage, options: Options) -> Sequence[Row]:
     return [
         *killed_rows(stage, [2] if quick else [2, 1, 3]),
         rank0_row(stage),
+        gloo_row(stage, [2] if quick else [2, 1, 3]),
         compiled_row(stage, [2]),
         *cost_rows(stage, 100 if quick else 400),
         goodput_row(stage, 10.0 if quick else 30.0, 40.0 if quick else 600.0),

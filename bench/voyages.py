@@ -159,10 +159,11 @@ def open_stage() -> Generator[Stage]:
 
 
 @contextlib.contextmanager
-def argosy_voyage(stage: Stage, *how: str) -> Generator[Voyage]:
+def argosy_voyage(stage: Stage, *how: str, collectives: str = "") -> Generator[Voyage]:
+    """`collectives="gloo"`: through Gloo although all ranks share a host."""
     home, run_dir = stage.new_dir(), stage.new_dir()
     words = ["run", "-n", str(SIZE), "--dir", str(run_dir), str(SCRIPTS / "train_argosy.py"), str(home), *how]
-    with stage.argosy(*words) as command:
+    with stage.argosy(*words, extra={"ARGOSY_COLLECTIVES": collectives}) as command:
         yield Voyage(command, home)
 
 

@@ -123,6 +123,9 @@ def table(run: str, story: Story, calm: Story) -> str:
         ("undisturbed run", f"{calm.weights}: {same}"),
         ("loss curve", f"{picture(run, rows, story).relative_to(ROOT)}"),
     ]
+    report = subprocess.run([*ARGOSY, "report", f"runs/{run}"], cwd=ROOT, capture_output=True, text=True)
+    if report.returncode == 0:
+        lines.append(("report", f"{Path(report.stdout.strip()).relative_to(ROOT)}: where every second went"))
     return "\n".join(f"  {name:<17}{value}" for name, value in lines)
 
 

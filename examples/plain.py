@@ -34,14 +34,13 @@ accumulate = batch // (micro * world)
 torch.manual_seed(0)
 
 # -- data: a file of tokens (here the bytes themselves) for training, another for evaluation ---------------------------
-if rank == 0 and not (out / "val.bin").exists():
+if not (out / "val.bin").exists():  # each rank writes the same, and renames it into place
     out.mkdir(parents=True, exist_ok=True)
     documents = sorted(Path(__file__).parents[1].glob("docs/*.md"))
     tokens = np.frombuffer(b"".join(path.read_bytes() for path in documents), np.uint8).astype(np.uint16)
-    tokens[: len(tokens) * 9 // 10].tofile(out / "train.bin")
-    tokens[len(tokens) * 9 // 10 :].tofile(out / "val.bin")
-if world > 1:
-    dist.barrier()
+    for name, part in (("train", tokens[: len(tokens) * 9 // 10]), ("val", tokens[len(tokens) * 9 // 10 :])):
+        part.tofile(out / f"{name}.{rank}")
+        os.replace(out / f"{name}.{rank}", out / f"{name}.bin")
 
 
 def get_batch(split: str, seed: int) -> tuple[Tensor, Tensor]:

@@ -51,4 +51,4 @@ class Training:
         return work
 
     def bits(self) -> dict[str, bytes]:
-        return {name: tensor.numpy().tobytes() for name, tensor in self.run.tracked.capture().tensors.items()}
+        return {name: tensor.numpy().tobytes() for name, tensor in self.run.tracked.state().tensors().items()}

@@ -105,6 +105,7 @@ def run(command: list[str], what: str, variables: dict[str, str] | None = None) 
     """Run a command with its output in the log and one line of progress. False if it fails."""
     live = sys.stdout.isatty()
     free, started, shown = shutil.disk_usage(ROOT).free, time.monotonic(), time.monotonic()
+    written = 0.0  # The most that was seen: others write to this disk, and delete, too.
     environment = {**os.environ, "TMPDIR": str(CACHE / "tmp"), **(variables or {})}
     with LOG.open("a") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -118,7 +119,7 @@ def run(command: list[str], what: str, variables: dict[str, str] | None = None) 
                 process.wait()  # The terminal sent it the same Ctrl-C.
                 raise
             now = time.monotonic()
-            written = max(0, free - shutil.disk_usage(ROOT).free) / 1e9
+            written = max(written, (free - shutil.disk_usage(ROOT).free) / 1e9)
             line = f"environment: {what}: {now - started:.0f} s, {written:.1f} GB written"
             if live:
                 print(f"\r{line}\x1b[K", end="", flush=True)

@@ -56,7 +56,7 @@ def stage_units(stage: int, dp: int) -> dict[str, Unit]:
 def planned(state: State, name: str) -> tuple[bytes, int]:
     """The index that a rank writes, and the size of its segment."""
     arranged = Arrangement(state)
-    entries = arranged.entries(np.zeros((arranged.chunks, 2), np.uint64), f"{name}/{segment_name(state.rank)}")
+    entries = arranged.entries(np.zeros((len(arranged.share_of), 2), np.uint64), f"{name}/{segment_name(state.rank)}")
     more = {"border": arranged.border, "bytes": arranged.size, "room": len(arranged.header), **said(state)}
     draft = Draft(step=1, name=name, rank=state.rank, size=state.size, entries=[], **more)
     return msgspec.json.encode(make_index(draft, entries)), arranged.size

@@ -6,8 +6,10 @@ mod copies;
 mod digest;
 mod exchange;
 mod files;
+mod finite;
 mod reduce;
 mod segment;
+mod spans;
 mod syscalls;
 
 use std::sync::atomic::AtomicU64;
@@ -163,6 +165,27 @@ fn abort_segment(segment: usize, code: u32) -> bool {
     unsafe { segment::Segment::at(segment, 0) }.abort(code)
 }
 
+/// Return whether no number in these pieces of memory, of addresses and bytes, is infinite or not a number.
+///
+/// Elements are 0 float32, 1 float64, 2 float16, 3 bfloat16. The caller keeps the memory alive.
+#[pyfunction]
+fn are_finite(py: Python<'_>, parts: Vec<(usize, usize)>, element: u8) -> PyResult<bool> {
+    let width =
+        finite::width(element).ok_or_else(|| PyValueError::new_err("no such floating point element"))?;
+    if parts.iter().any(|part| part.1 % width != 0) {
+        return Err(PyValueError::new_err("a piece has a part of an element"));
+    }
+    // SAFETY: the caller names memory that it keeps alive.
+    Ok(py.detach(|| parts.iter().all(|&part| unsafe { finite::are_finite(element, part) })))
+}
+
+/// Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`.
+#[pyfunction]
+fn record_span(ring: usize, what: u64, argument: u64, step: u64) {
+    // SAFETY: the caller keeps the ring mapped, and holds the GIL.
+    unsafe { spans::record(ring, what, argument, step) }
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(punch_hole, module)?)?;
@@ -172,5 +195,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
     module.add_function(wrap_pyfunction!(run_collective, module)?)?;
     module.add_function(wrap_pyfunction!(abort_segment, module)?)?;
+    module.add_function(wrap_pyfunction!(are_finite, module)?)?;
+    module.add_function(wrap_pyfunction!(record_span, module)?)?;
     Ok(())
 }

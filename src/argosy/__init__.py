@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from argosy.core import PeerLost as PeerLost
     from argosy.fabric import RemoteError as RemoteError
     from argosy.fabric import here as here
+    from argosy.graph import compile as compile
+    from argosy.insight import open_run as open_run
     from argosy.train import Run as Run
 
 __version__ = "0.1.0"

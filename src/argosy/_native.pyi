@@ -39,3 +39,12 @@ def run_collective(
 
 def abort_segment(segment: int, code: int) -> bool:
     """End every wait in a segment, now and later, for the reason `code`; False if it was aborted before."""
+
+def are_finite(parts: Sequence[tuple[int, int]], element: int) -> bool:
+    """Return whether no number in these pieces of memory, of addresses and bytes, is infinite or not a number.
+
+    Elements are 0 float32, 1 float64, 2 float16, 3 bfloat16. The caller keeps the memory alive.
+    """
+
+def record_span(ring: int, what: int, argument: int, step: int) -> None:
+    """Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`."""

@@ -7,6 +7,8 @@ import functools
 import mmap
 import os
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
@@ -180,3 +182,39 @@ def run_collective(
 def abort_segment(segment: int, code: int) -> bool:
     """End every wait in a segment, now and later, for the reason `code`; False if it was aborted before."""
     return _exchange.SegmentView(segment, 0).abort(code)
+
+
+_EXPONENTS = (("<u4", 0x7F800000), ("<u8", 0x7FF0000000000000), ("<u2", 0x7C00), ("<u2", 0x7F80))
+
+
+def are_finite(parts: Sequence[tuple[int, int]], element: int) -> bool:
+    """Return whether no number in these pieces of memory, of addresses and bytes, is infinite or not a number.
+
+    Elements are 0 float32, 1 float64, 2 float16, 3 bfloat16. The caller keeps the memory alive.
+    """
+    import numpy as np
+
+    if not 0 <= element < len(_EXPONENTS):
+        raise ValueError("no such floating point element")
+    kind, exponent = _EXPONENTS[element]
+    if any(length % np.dtype(kind).itemsize for _, length in parts):
+        raise ValueError("a piece has a part of an element")
+    pieces = (np.frombuffer(ctypes.string_at(*part), kind) for part in parts)
+    return not any(bool((piece & exponent == exponent).any()) for piece in pieces)
+
+
+_recording = threading.RLock()  # Re-entrant: a signal handler may record, too.
+_lanes: dict[int, int] = {}
+
+
+def record_span(ring: int, what: int, argument: int, step: int) -> None:
+    """Write a record to the ring of spans at address `ring`: `what` is name and kind; see `argosy.observe.spans`."""
+    with _recording:
+        header = (ctypes.c_uint64 * 4).from_address(ring)
+        capacity, head = max(header[2], 1), header[3]
+        record = (ctypes.c_uint64 * 4).from_address(ring + 4096 + head % capacity * 32)
+        lane = _lanes.setdefault(threading.get_ident(), min(len(_lanes), 0xFFFF))
+        record[3] = 0
+        record[0], record[1], record[2] = time.monotonic_ns(), what | lane << 40, argument
+        record[3] = (head + 1) & 0xFFFFFFFF | step << 32
+        header[3] = head + 1

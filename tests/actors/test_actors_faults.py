@@ -87,6 +87,7 @@ def test_a_call_is_made_again_while_others_wait_for_its_rank(cluster: Cluster, t
     mesh.stop()
 
 
+@pytest.mark.system
 def test_kills_at_any_moment_of_a_call(cluster: Cluster):
     kill_at_random(cluster, 25, seed=1)
 

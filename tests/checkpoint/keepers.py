@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from argosy.checkpoint import Keeping
 from argosy.checkpoint.keeper.life import Life, known_keepers
 from argosy.checkpoint.keeper.messages import Kept, Take, keeper_decoder
 from argosy.checkpoint.keeper.source import keeper_sources
+from argosy.checkpoint.owner import OWNER
 from argosy.fabric import connect
 
 
@@ -88,6 +90,16 @@ def wait_for(ready: Callable[[], object], what: str) -> None:
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory as a user would, also while its keeper removes files of its own."""
+    subprocess.run(["rm", "-rf", str(directory)], check=True)
+
+
+def until_left(run: Run) -> None:
+    """Wait until the keeper has let go of the directory, after the last saver was closed."""
+    wait_for(lambda: not (run.directory / "checkpoints" / OWNER).exists(), "a directory that nobody owns")
 
 
 def holdings(run: Run) -> list[int]:

@@ -14,10 +14,10 @@ from argosy.checkpoint import Saver, restore
 from argosy.core import ConfigError
 
 
-@pytest.mark.parametrize("what", ["zero", "generators", "cursors"])
+@pytest.mark.parametrize("what", ["zero", "own", "generators", "cursors"])
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, what: str):
-    """ZeroRedundancyOptimizer's shards become those of other ranks; a new rank keeps its own generator, and has rank
-    0's values where each rank had others."""
+    """ZeroRedundancyOptimizer's shards become those of other ranks; a rank gets its own parameters back; a new rank
+    keeps its own generator, and has rank 0's values where each rank had others."""
     for count, work in STAGES[what]:
         forked_calls.run(as_rank, work, str(tmp_path), ranks=count)
 

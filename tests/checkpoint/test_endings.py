@@ -83,6 +83,7 @@ def test_what_no_optimizer_steps_may_change_right_after_save(tmp_path: Path):
             assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted, strict=True))
 
 
+@pytest.mark.system
 def test_a_write_before_the_copy_is_complete_is_found(tmp_path: Path):
     model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
     optimizer = torch.optim.Adam(model.parameters())

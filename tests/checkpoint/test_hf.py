@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from argosy.checkpoint import Saver, import_, restore
-from argosy.checkpoint.hf import write_hf, write_safetensors
 from argosy.core import ConfigError
 
 FILES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -18,7 +18,7 @@ def model_of(directory: Path, homes: dict[str, str] | None = None) -> Path:
     """Two files with `a` and `b`, and `homes` as their index."""
     directory.mkdir()
     for number, (name, file) in enumerate(zip("ab", FILES, strict=True)):
-        write_safetensors(directory / file, {name: torch.full((2,), float(number))})
+        save_file({name: torch.full((2,), float(number))}, directory / file)
     weight_map = dict(zip("ab", FILES, strict=True)) if homes is None else homes
     (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return directory
@@ -42,7 +42,7 @@ def refused(source: Path, run: Path, words: str) -> str:
 def test_h1_a_file_that_the_index_names_and_nobody_has_is_refused(tmp_path: Path):
     source = model_of(tmp_path / "hf")
     (source / FILES[1]).unlink()
-    hint = refused(source, tmp_path / "run", f"{INDEX} names files that are not there: {FILES[1]}")
+    hint = refused(source, tmp_path / "run", f"{INDEX} names tensors that are not there: b in {FILES[1]}")
     assert "nothing was imported" in hint
 
 
@@ -53,7 +53,7 @@ def test_h1_a_tensor_that_is_not_where_the_index_says_is_refused(tmp_path: Path)
     (moved / FILES[1]).unlink()
     refused(moved, tmp_path / "run", f"names tensors that are not there: b in {FILES[0]}\n")
     swapped = model_of(tmp_path / "swapped", {"a": FILES[1], "b": FILES[0]})
-    refused(swapped, tmp_path / "run", rf"a in {FILES[1]} \(it is in {FILES[0]}\), b in ")
+    refused(swapped, tmp_path / "run", f"a in {FILES[1]}, b in {FILES[0]}")
 
 
 def test_h1_without_an_index_the_names_of_files_say_what_is_missing(tmp_path: Path):
@@ -68,26 +68,24 @@ def test_h1_without_an_index_the_names_of_files_say_what_is_missing(tmp_path: Pa
 def test_what_the_index_does_not_name_comes_along_or_is_said(tmp_path: Path):
     """Tensors that a file has besides are taken, as transformers does; whole other files are not."""
     source = model_of(tmp_path / "hf")
-    write_safetensors(source / FILES[1], {"a": torch.ones(2), "b": torch.ones(2), "more": torch.zeros(1)})
-    write_safetensors(source / "consolidated.safetensors", {"theirs": torch.ones(2)})
+    save_file({"a": torch.ones(2), "b": torch.ones(2), "more": torch.zeros(1)}, source / FILES[1])
+    save_file({"theirs": torch.ones(2)}, source / "consolidated.safetensors")
     found, said = imported(source, tmp_path / "run")
     assert found == {"a": [0, 0], "b": [1, 1], "more": [0]}
-    assert said == [
-        f"left out a of {FILES[1]} (the index takes that of {FILES[0]})",
-        f"left out consolidated.safetensors ({INDEX} does not name it)",
-    ]
+    assert said == [f"skipped consolidated.safetensors ({INDEX} does not name it)"]
 
 
 def test_two_models_in_a_directory_must_be_told_apart(tmp_path: Path):
     source = model_of(tmp_path / "hf")
     (source / "config.json").write_text('{"layers": 2}')
-    write_safetensors(source / "model.safetensors", {"a": torch.full((2,), 7.0)})
-    assert "by its own name" in refused(source, tmp_path / "run", f"model.safetensors and {INDEX} are both a model")
+    save_file({"a": torch.full((2,), 7.0)}, source / "model.safetensors")
+    found, said = imported(source, tmp_path / "both")
+    assert (found, said) == ({"a": [0, 0], "b": [1, 1]}, [f"skipped model.safetensors ({INDEX} does not name it)"])
     assert imported(source / "model.safetensors", tmp_path / "one")[0] == {"a": [7, 7]}
     assert imported(source / INDEX, tmp_path / "two")[0] == {"a": [0, 0], "b": [1, 1]}
     assert restore(tmp_path / "two").values["$config"] == {"layers": 2}
     (source / INDEX).unlink()
-    refused(source, tmp_path / "run", f"two files hold a: {FILES[0]} and model.safetensors")
+    refused(source, tmp_path / "run", "two files hold a: model.safetensors is the second")
     for name in ("x", "y"):
         (source / f"{name}.safetensors.index.json").write_text("{}")
     refused(source, tmp_path / "run", "several indexes in .*: x.safetensors.index.json, y.safetensors.index.json")
@@ -98,15 +96,6 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path):
     for content in (b"", b"{}", b"\xff", b'{"weight_map": {"a": 3}}'):
         (source / INDEX).write_bytes(content)
         refused(source, tmp_path / "run", "not an index of safetensors files")
-
-
-def test_what_is_exported_in_several_files_comes_back(tmp_path: Path):
-    tensors = {"a": torch.arange(4.0), "b": torch.arange(3)}
-    half = tmp_path / "half"
-    half.mkdir()
-    write_hf(tensors, None, half, shard_bytes=16)
-    assert sorted(each.name for each in half.iterdir()) == [*FILES, INDEX]
-    assert imported(half, tmp_path / "run") == ({"a": [0, 1, 2, 3], "b": [0, 1, 2]}, [])
 
 
 def test_a_step_of_our_own_is_not_taken_for_a_model(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What others saved comes into a live model: buffers that files cannot tell from parameters, moments by numbers."""
+"""What others saved comes into a live model: buffers that files cannot tell from parameters, moments by names."""
 
 import pickle
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import nn
 
 from argosy.checkpoint import Saver, import_, restore
-from argosy.checkpoint.hf import write_safetensors
 from argosy.core import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_buffers_of_other_formats_come_into_buffers(tmp_path: Path, kind: str, c
         dcp.save({"model": held}, checkpoint_id=source, no_dist=True)
     else:
         source.mkdir()
-        write_safetensors(source / "model.safetensors", held)
+        save_file(held, source / "model.safetensors")
     import_(kind, source, tmp_path / "run")
     restore(tmp_path / "run", into=other, rename=lambda name: name.removeprefix("_orig_mod."))
     assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
@@ -103,43 +103,6 @@ def same_moments(first: dict[nn.Parameter, dict], second: dict[nn.Parameter, dic
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(("kind", "named"), [("torch", True), ("torch", False), ("dcp", True)])
-def test_moments_by_numbers_come_back_where_the_file_or_somebody_says_whose_they_are(
-    tmp_path: Path, kind: str, named: bool
-):
-    """An optimizer that was given names keeps them, in any order; of others it must be said that they are in order.
-
-    DCP does not know what is tied: it has an equal copy.
-    """
-    model, other = Squares(), Squares()
-    listed = list(model.named_parameters())
-    optimizer = stepped(model, torch.optim.AdamW(listed[::-1] if named else model.parameters(), lr=0.5))
-    content, said = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, list[str]()
-    if kind == "torch":
-        torch.save(content, tmp_path / "x")
-    else:
-        dcp.save(content, checkpoint_id=tmp_path / "x", no_dist=True)
-    import_(kind, tmp_path / "x", tmp_path / "run", in_order=not named, say=said.append)
-    second = torch.optim.AdamW(other.parameters())
-    restore(tmp_path / "run", into={"model": other, "optimizer": second})
-    assert said == []
-    assert same_moments(optimizer.state, second.state, model, other)
-    assert second.param_groups[0]["lr"] == 0.5
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_dcp_of_several_files_is_in_the_order_of_the_model(tmp_path: Path):
-    """Its writers share tensors out by their sizes: the order in files is not that of `model.parameters()`."""
-    model = nn.ParameterDict({name: torch.randn(3, 3) for name in "abcdefgh"})
-    optimizer = stepped(model, torch.optim.AdamW(model.parameters()))
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    dcp.save(content, storage_writer=dcp.FileSystemWriter(tmp_path / "x", thread_count=3), no_dist=True)
-    import_("dcp", tmp_path / "x", tmp_path / "run", in_order=True)
-    found = restore(tmp_path / "run").tensors
-    assert all(torch.equal(found[f"{name}::exp_avg"], optimizer.state[model[name]]["exp_avg"]) for name in "abcdefgh")
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_tensor_that_dcp_describes_and_no_file_has_is_refused(tmp_path: Path):
     dcp.save({"a": torch.ones(2), "b": torch.ones(3), "none": torch.ones(0, 4)}, checkpoint_id=tmp_path, no_dist=True)
     metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
@@ -166,7 +129,7 @@ def test_a_tensor_that_dcp_describes_and_no_file_has_is_refused(tmp_path: Path):
 )
 def test_what_only_looks_like_an_optimizer_is_kept_as_it_is(tmp_path: Path, odd: dict[str, object]):
     torch.save({"model": {"w": torch.ones(2)}, "o": odd}, tmp_path / "x")
-    assert import_("torch", tmp_path / "x", tmp_path / "run", in_order=True) == 1
+    assert import_("torch", tmp_path / "x", tmp_path / "run") == 1
     assert set(restore(tmp_path / "run").values["o"]) == set(odd)
 
 
@@ -185,26 +148,12 @@ def test_moments_of_nobody_knows_whom_are_kept_and_that_is_said(tmp_path: Path):
     torch.save({"model": model.state_dict(), "opt": optimizer.state_dict()}, tmp_path / "x")
     import_("torch", tmp_path / "x", tmp_path / "run", say=said.append)
     (line,) = said
-    assert line.startswith("opt: its state goes by numbers, and the file does not say of which parameters")
-    assert "--in-order" in line
+    assert line.startswith("opt: its state goes by numbers, so it is kept as it is")
+    assert "load the file into the optimizer in a script" in line
     found = restore(tmp_path / "run").tensors["opt.state.0.exp_avg"]
     assert torch.equal(found, optimizer.state[model.a]["exp_avg"])
     with pytest.raises(ConfigError, match=r"no place for stored opt\.state\.0\.exp_avg"):
         restore(tmp_path / "run", into={"model": model, "opt": optimizer})
-
-
-def test_numbers_that_cannot_be_in_order_are_refused(tmp_path: Path):
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
-    first, second = model[0], model[1]
-    optimizers = {
-        "has 2 groups": torch.optim.AdamW([{"params": first.parameters()}, {"params": second.parameters()}]),
-        "has 2 parameters, the model 4": torch.optim.AdamW(second.parameters()),
-        r"exp_avg of number 0 has shape \[3\], that parameter \[4, 3\]": torch.optim.AdamW([*model.parameters()][::-1]),
-    }
-    for words, optimizer in optimizers.items():
-        torch.save({"model": model.state_dict(), "o": stepped(model, optimizer).state_dict()}, tmp_path / "x")
-        with pytest.raises(ConfigError, match=words):
-            import_("torch", tmp_path / "x", tmp_path / "run", in_order=True)
 
 
 def test_the_names_that_an_optimizer_was_given_are_not_saved_with_each_parameter(tmp_path: Path):

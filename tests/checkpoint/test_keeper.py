@@ -75,6 +75,7 @@ def test_a_killed_keeper_costs_no_save(run: Run):
     assert any("is written by its ranks" in line for line in said)
 
 
+@pytest.mark.system
 def test_k2_a_stopped_keeper_holds_training_up_once_and_is_killed(run: Run):
     said: list[str] = []
     with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping(), say=said.append) as saver:
@@ -97,6 +98,7 @@ def test_k2_a_stopped_keeper_holds_training_up_once_and_is_killed(run: Run):
         assert restore(run.directory).source == "the keeper of this host"
 
 
+@pytest.mark.system
 def test_k3_new_ranks_replace_a_keeper_of_their_run_that_is_stopped(run: Run):
     """All ranks were killed beside it: the next ones do not fail until no restarts are left."""
     store, ranks = f"{run.directory}.store", 2
@@ -300,6 +302,13 @@ def test_h1_a_step_that_is_saved_again_is_waited_for():
     assert surplus([*whole, half]) == []
     late = Slot(3, 0, 100 * KB, "held", "step-4 before", 4, 2, order=3)
     assert surplus([*whole, half, late]) == [late]
+
+
+def test_h1_a_rank_that_saves_ahead_of_the_others_keeps_its_part_of_the_newest_whole_version():
+    parts = [Slot(1, 0, KB, "held", "step-3", 3, 2, durable=True), Slot(2, 1, KB, "held", "step-3", 3, 2, durable=True)]
+    ahead = [Slot(3, 1, KB, "lent"), Slot(4, 1, KB, "lent")]
+    assert choose_slot([*parts, *ahead], 1, KB, 9 * KB) == Later()
+    assert choose_slot(parts, 1, KB, 2 * KB) == Reuse(2)  # There is room for one.
 
 
 def test_h3_memory_stays_within_its_bound():

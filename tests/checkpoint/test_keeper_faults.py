@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from checkpoint.keepers import Run, holdings, wait_for
+from checkpoint.keepers import Run, holdings, remove, until_left, wait_for
 
 from argosy.checkpoint import KeepLast, Saver, StepNotFound, list_steps, restore
 from argosy.checkpoint.keeper.life import Place
@@ -54,7 +54,7 @@ def test_l2_what_a_keeper_holds_of_a_directory_is_not_restored_from_another_one_
     assert restore(run.directory).source == "the keeper of this host"
     keepers = run.keepers()
     assert len(keepers) == 1
-    shutil.rmtree(run.directory)
+    remove(run.directory)
     shutil.copytree(tmp_path / "other", run.directory)
     found = restore(run.directory)
     assert (found.step, found.source) == (50, "disk")
@@ -66,8 +66,9 @@ def test_l2_what_a_keeper_holds_of_a_directory_is_not_restored_from_another_one_
 def test_l2_a_copy_of_a_directory_at_its_place_is_another_one(run: Run, tmp_path: Path):
     save_one(run.directory, 1, keeping=run.keeping())
     keepers = run.keepers()
+    until_left(run)
     shutil.copytree(run.directory, tmp_path / "copy")
-    shutil.rmtree(run.directory)
+    remove(run.directory)
     (tmp_path / "copy").rename(run.directory)
     assert restore(run.directory).source == "disk"
     save_one(run.directory, 2, keeping=run.keeping())
@@ -85,7 +86,7 @@ def test_l2_a_new_saver_of_a_removed_directory_begins_with_nothing(run: Run):
             saver.save({"a": np.full(10, step)}, step).wait(30)
             assert restore(run.directory).source == "the keeper of this host"
             assert holdings(run) == [step]
-        shutil.rmtree(run.directory)
+        remove(run.directory)
         with pytest.raises(StepNotFound):
             restore(run.directory)
 
@@ -96,7 +97,7 @@ def test_l2_a_directory_that_is_replaced_under_a_training_costs_no_later_save(ru
         saver.save({"a": np.full(10, 1)}, 1).wait(30)
         for step in (60, 61, 62, 63):
             if step % 2 == 0:
-                shutil.rmtree(run.directory)
+                remove(run.directory)
             if step == 60:
                 shutil.copytree(tmp_path / "other", run.directory)
             saver.save({"a": np.full(10, step)}, step).wait(60)

@@ -214,6 +214,29 @@ def test_7_two_optimizers(tmp_path: Path):
     assert torch.equal(others[0].state[other.a]["exp_avg"], both[0].state[model.a]["exp_avg"])
 
 
+def test_7_two_optimizers_of_the_same_parameters(tmp_path: Path):
+    def made() -> tuple[Pair, dict[str, torch.optim.Optimizer]]:
+        model = Pair("ab")
+        return model, {
+            "first": torch.optim.AdamW(model.parameters(), lr=0.1),
+            "second": torch.optim.Adam(model.parameters(), lr=0.2),
+            "third": torch.optim.SGD(model.parameters(), lr=0.3),
+        }
+
+    (model, optimizers), (other, others) = made(), made()
+    for optimizer in optimizers.values():
+        grow(model, optimizer)
+    optimizers["third"].param_groups[0]["lr"] = 0.4
+    with Saver(tmp_path) as saver:
+        saver.save(describe(model, optimizers), 1).wait()
+    assert restore(tmp_path, into=describe(other, others)).unused == []
+    assert others["third"].param_groups[0]["lr"] == 0.4
+    for one, another in zip(optimizers.values(), others.values(), strict=True):
+        grow(model, one, 2)
+        grow(other, another, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 class Mine(torch.optim.AdamW):
     """Somebody's own, which keeps what AdamW does."""
 

@@ -84,6 +84,7 @@ def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path):
         restore(path)
 
 
+@pytest.mark.system
 def test_a_store_that_does_not_answer_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch):
     for name, text in {
         "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",

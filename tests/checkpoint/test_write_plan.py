@@ -31,8 +31,8 @@ def test_a2_each_box_has_one_writer_where_ranks_have_different_tensors():
                 if rank in layout.ranks
             }
             for share in shares(State(rank, size, units)):
-                written[share.name, share.box] += 1
-                cells[share.name] += share.box.cells
+                written[share.name, share.entry.box] += 1
+                cells[share.name] += share.entry.box.cells
         assert set(written.values()) == {1}
         assert cells == {name: layout.shape[0] for name, layout in layouts.items()}
 
@@ -42,7 +42,7 @@ def test_a1_buffers_are_one_ranks_and_the_rest_is_shared():
     writers: dict[str, set[int]] = {"buffer": set(), "parameter": set()}
     for rank in (0, 1):
         for share in shares(describe(model, ranks=(rank, 2))):
-            writers[share.member.role].add(rank)
+            writers[share.entry.role].add(rank)
     assert writers == {"buffer": {0}, "parameter": {0, 1}}
 
 

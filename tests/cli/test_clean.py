@@ -273,7 +273,7 @@ def test_checkpoints_go_only_with_both_words(world: Path):
     (run / "weights/a.safetensors").write_text("w")
     before = tree(run)
     assert "add --checkpoints" in argosy(world, "clean", "--all")
-    assert "needs a yes" in argosy(world, "clean", "--all", "--checkpoints", code=2)
+    assert "cannot ask" in argosy(world, "clean", "--all", "--checkpoints", code=2)
     assert tree(run) == before
     argosy(world, "clean", "--all", "--checkpoints", "-y")
     assert not (world / "w/runs").exists()
@@ -335,6 +335,18 @@ def test_leftovers_of_killed_daemons_go(world: Path):
         os.utime(path, (1.0, 1.0))
     argosy(world, "clean", "leftovers")
     assert tree(world) == {"home", "rt", "shm", "shm/somebody-elses", "w"}, "a directory that the user made stays"
+
+
+def test_c1_shared_memory_of_a_run_under_another_runtime_directory_stays(world: Path, monkeypatch: pytest.MonkeyPatch):
+    (world / "w/slow.py").write_text("import time; print('up', flush=True); time.sleep(100)")
+    argosy(world, "run", "-d", "--name", "live", "slow.py")
+    (segment,) = (world / "shm").iterdir()
+    os.utime(segment, (1.0, 1.0))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("ARGOSY_RUNTIME_DIR", str(world / "rt2"))
+        argosy(world, "clean", "leftovers")
+    assert segment.exists()
+    argosy(world, "stop", "live")
 
 
 def test_the_cgroup_of_killed_daemons_goes(console: Console):
@@ -406,6 +418,7 @@ main()
 """
 
 
+@pytest.mark.system
 def test_all_that_a_real_run_wrote_is_argosys(world: Path):
     """A training with metrics and checkpoints that finished, then a launch of the same run that failed."""
     pytest.importorskip("torch")

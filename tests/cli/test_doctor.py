@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from console import REPOSITORY
 
+from argosy.cli import doctor_measure
+from argosy.cli.commands import cli
 from argosy.cli.doctor_judge import Check, Measured, judge_machine
 
 GB = 1 << 30
@@ -94,7 +97,7 @@ def test_what_is_amiss_is_one_line_that_says_what_to_do(changes: dict[str, objec
 @pytest.mark.parametrize(
     "changes",
     [
-        {"native": "left out"},
+        {"native": "skipped"},
         {"torch": "2.15.9+cu130"},
         {"ptrace_scope": 1, "may_trace": True},
         {"ptrace_scope": None},
@@ -137,6 +140,15 @@ def test_this_machine_is_looked_at_and_nothing_is_left(world: Path):
     assert os.listdir(world / "shm") == []
 
 
+def test_a_file_of_the_user_in_the_working_directory_is_no_fault_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "queue.py").write_text("raise RuntimeError('mine')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor_measure, "_TIMED_IMPORT", "import queue; print('2.15.0', 0.1)")
+    assert doctor_measure._try_torch()[1:] == (0.1, "")
+
+
 def test_a_failure_sets_the_exit_code(world: Path):
     done = doctor(world, ARGOSY_RUNTIME_DIR=str(world / ("long" * 40)))
     assert done.returncode == 1
@@ -148,5 +160,20 @@ def test_every_package_that_is_suggested_is_one_that_argosy_depends_on():
     declared = (REPOSITORY / "pyproject.toml").read_text()
     texts = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "docs").glob("*.md")]
     suggested = {name for path in texts for name in re.findall(r"pip install '?([\w-]+)", path.read_text())}
-    assert {"torch", "py-spy", "obstore"} <= suggested
+    assert {"torch", "py-spy", "obstore", "duckdb"} <= suggested
+    assert "argosy" not in suggested
     assert {name for name in suggested if f'"{name}' not in declared} == set()
+
+
+def test_every_option_that_a_message_recommends_exists():
+    recommended = [
+        (path.name, *found)
+        for path in (REPOSITORY / "src").rglob("*.py")
+        for found in re.findall(r"argosy ([a-z]+) [^`'\"\n.;,]*?(--[a-z][a-z-]*)", path.read_text())
+    ]
+    assert len(recommended) > 3
+    for path, name, option in recommended:
+        if (command := cli.get_command(click.Context(cli), name)) is not None:
+            options = {text for parameter in command.params for text in parameter.opts}
+            if not isinstance(command, click.Group):
+                assert option in options, f"{path}: argosy {name} {option}"

@@ -13,11 +13,12 @@ HELLO = "import os, sys\nprint('hello', os.environ.get('RANK'))\nsys.exit(int(sy
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "ckpt"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "agent"])  # It says nothing.
 def test_every_command_takes_it(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    assert "--json" in {flag for param in command.params for flag in param.opts}
+    for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert "--json" in {flag for param in each.params for flag in param.opts}, each.name
 
 
 def test_a_run_tells_its_events_line_by_line(console: Console) -> None:
@@ -53,6 +54,7 @@ def test_a_living_run_is_listed_looked_into_and_stopped(console: Console) -> Non
     assert ask("stop", "nap", "--json") == {"runs": ["nap"], "daemons": False, "done": True}
     assert ask("ps", "--json") == []
     assert ask("why", "nap", "--json")["verdict"] == "stopped"
+    assert "nap   stopped (143)" in console.argosy("ps", "-a").text
     assert ask("stop", "--all", "--json") == {"runs": [], "daemons": True, "done": True}
 
 

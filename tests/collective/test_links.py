@@ -12,6 +12,7 @@ import pytest
 
 from argosy.collective.peer_links import LinkListener, Links
 from argosy.collective.peer_watcher import watcher
+from argosy.collective.torch_work import ConnectionLost, Patience
 from argosy.core import PeerLost
 
 SIZE = 3
@@ -128,3 +129,19 @@ def test_a_forked_child_does_not_keep_links_open():
         finally:
             os.write(go, b"1")
             os.waitpid(child, 0)
+
+
+def test_a_connection_that_breaks_while_all_live_is_told_to_all():
+    with linked() as ranks:
+        patience = Patience(ranks[0], "vote through Gloo", 60.0)
+        with pytest.raises(ConnectionLost, match="Connection closed by peer"):
+            patience.explain(RuntimeError("Connection closed by peer"))
+        wait_for(lambda: all("a connection broke" in loss_of(links) for links in ranks[1:]))
+
+
+def test_a_connection_that_breaks_because_a_rank_is_lost_names_the_rank():
+    with linked() as ranks:
+        ranks[1].drop()
+        with pytest.raises(PeerLost, match="rank 11 is lost") as caught:
+            Patience(ranks[0], "vote through Gloo", 60.0).explain(RuntimeError("Connection closed by peer"))
+        assert not isinstance(caught.value, ConnectionLost)

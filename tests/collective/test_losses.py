@@ -177,7 +177,7 @@ else:
     print(latch.loss)
 world.reform(None, 1)
 dist.all_reduce(x := torch.full((3,), float(rank + 1)))
-print(x.tolist(), world._transport.engine is None, spare)
+print(x.tolist(), world._transport.shared is None, spare)
 sys.stdout.flush()
 dist.barrier()
 os._exit(0)

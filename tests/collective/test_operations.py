@@ -28,6 +28,7 @@ def numbers(text: str) -> list[tuple[str, list[float]]]:
     return found
 
 
+@pytest.mark.system
 def test_what_is_built_on_groups_gets_the_numbers_of_gloo():
     parties = [(size, backend) for size in (2, 3, 4) for backend in ("gloo", "argosy")]
     told = crews(SCRIPTS / "frameworks.py", parties, preload=FRAMEWORKS)

@@ -174,7 +174,7 @@ if rank == 1 and round == "same number":
     pathlib.Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     assert os.getuid() == user
 world = form()
-assert world._transport.engine is None
+assert world._transport.shared is None
 dist.all_reduce(x := torch.full((3,), float(rank)))
 dist.broadcast(y := torch.full((3,), float(rank)), 1)
 dist.all_gather(z := [torch.empty(2) for _ in range(size)], torch.full((2,), float(rank)))
@@ -239,6 +239,7 @@ def test_the_callback_of_a_future_may_wait_for_another_collective():
     assert crew(CALLBACKS, 2) == ["good\n"] * 2
 
 
+@pytest.mark.system
 def test_thousands_of_small_all_reduces():
     assert crew(MANY.format(count=5_000), 4) == ["good\n"] * 4
 
@@ -252,6 +253,7 @@ def test_a_rank_that_waits_needs_no_core():
     assert crew(WAITING, 2) == ["", "True\nTrue\n"]
 
 
+@pytest.mark.system
 def test_the_bench_measures_both_backends():
     words = ["--ranks", "2", "--sizes", "4", "--operations", "all_reduce,barrier", "--json"]
     command = [sys.executable, "-m", "argosy.collective.bench", *words]

@@ -11,6 +11,7 @@ from warm import warm
 
 VOYAGE = Path(__file__).parent / "scripts" / "voyage.py"
 CONFIGURATIONS = [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)]
+LONG = [pytest.param(*each, marks=pytest.mark.system) for each in CONFIGURATIONS[1:]]
 
 
 def sail(wrapper: str, size: int, seeds: Sequence[int], *, compiled: bool = True, timeout_s: float = 500) -> None:
@@ -32,7 +33,7 @@ def sail(wrapper: str, size: int, seeds: Sequence[int], *, compiled: bool = True
     assert all(int(line[-4]) > 0 for line in lines[1:])
 
 
-@pytest.mark.parametrize(("wrapper", "size"), CONFIGURATIONS)
+@pytest.mark.parametrize(("wrapper", "size"), [CONFIGURATIONS[0], *LONG])
 def test_a_voyage_with_losses_ends_like_one_without(wrapper: str, size: int):
     sail(wrapper, size, range(1, 6))
 

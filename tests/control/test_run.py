@@ -2,7 +2,7 @@
 
 import signal
 
-from control.world import a_launch
+from control.processes import a_launch
 
 from argosy.control import facts, run
 from argosy.control.messages import (

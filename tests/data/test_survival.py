@@ -101,6 +101,7 @@ def count_samples(directory: Path, length: int, kills: int, sizes: list[int], se
     return done
 
 
+@pytest.mark.system
 def test_each_sample_once_per_epoch_under_kills_and_resizes(tmp_path: Path):
     assert count_samples(tmp_path, 480, kills=50, sizes=[1, 2, 4, 3], seed=5) >= 15
 

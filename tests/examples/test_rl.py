@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from console import REPOSITORY, Console, Ended
 from warm import warm
 
@@ -16,6 +17,7 @@ def weights_of(ended: Ended) -> set[str]:
     return set(re.search(r"weights (\w+) (\w+)", ended.text).groups())  # pyright: ignore[reportOptionalMemberAccess]
 
 
+@pytest.mark.system
 def test_a_killed_generator_trainer_and_judge_change_nothing(console: Console):
     calm = weights_of(console.run([*warm(), SCRIPT, "calm"]))
     hard = console.run([*warm(), SCRIPT])

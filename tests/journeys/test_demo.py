@@ -78,6 +78,7 @@ def new_files(place: Path, before: set[Path]) -> set[str]:
     return {str(path.relative_to(place).parts[0]) for path in set(place.rglob("*")) - before}
 
 
+@pytest.mark.system
 def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, tmp_path: Path) -> None:
     clone.env["PATH"] = without_builders(clone.env["PATH"], tmp_path / "bin")
     for name in BUILDERS:
@@ -92,6 +93,7 @@ def test_with_a_borrowed_environment_and_without_cargo_and_node(clone: Console, 
     assert picture.parent.name in why.text
 
 
+@pytest.mark.system
 def test_a_failed_download_names_the_log(clone: Console) -> None:
     clone.env |= {"PIP_INDEX_URL": f"{NOWHERE}/simple", "PIP_RETRIES": "0"}
     shown = demo(clone)

@@ -24,6 +24,7 @@ def commands(document: Path) -> list[str]:
     return [line[2:] for console in consoles for line in console.splitlines() if line.startswith("$ ")]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("document", [path for path in DOCS if commands(path)], ids=lambda path: path.name)
 def test_documented_commands_end_as_documented(console: Console, document: Path) -> None:
     for name, text in scripts(document):
@@ -54,6 +55,31 @@ def test_files_that_documents_name_exist():
     named = re.findall(r"`(?:\w+/)*(\w+\.py)`", (REPOSITORY / "docs/architecture.md").read_text())
     known = {path.name for folder in (package, REPOSITORY / "tests") for path in folder.rglob("*.py")}
     assert [name for name in named if name not in known] == []
+
+
+def test_the_readme_is_one_page_and_what_it_names_exists():
+    text = (REPOSITORY / "README.md").read_text()
+    assert text.count("\n") <= 100
+    pages = "\n".join(path.read_text() for path in DOCS)
+    screen = re.search(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert screen is not None
+    missing = [line for line in screen[1].splitlines() if line not in ("", "...") and line not in pages]
+    assert missing == [], "the pages, whose commands are tested, show another screen"
+    targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert {*re.findall(r"^make ([\w-]+)", text, re.MULTILINE)} <= {*targets}
+    benches = re.findall(r"^\|[^|]*\| `(\w+\.py)` \|", text, re.MULTILINE)
+    assert len(benches) >= 8
+    assert [name for name in benches if not (REPOSITORY / "bench" / name).exists()] == []
+
+
+def test_contributors_are_sent_into_every_room():
+    text = (REPOSITORY / "docs/contributing.md").read_text()
+    rooms = {path.parent.name for path in (REPOSITORY / "src/argosy").glob("*/__init__.py")}
+    table = text.partition("## Where to change what")[2].partition("\n## ")[0]
+    assert rooms - {*re.findall(r"`(\w+)/", table)} == set()
+    line = re.search(r"Imports point down: ([^.]*)\.", text)
+    assert line is not None
+    assert {*re.findall(r"\w+", line[1])} == rooms
 
 
 def test_a_policy_is_added_by_two_files_as_documented(cold_console: Console) -> None:

@@ -52,6 +52,7 @@ def test_a_hang_can_be_made_to_end_the_run_with_evidence_taken_first(console: Co
     assert any(LINE in facts["headline"] for facts in incidents)
 
 
+@pytest.mark.system
 def test_honest_work_raises_no_alarm(console: Console) -> None:
     shutil.copy(SCRIPTS / "busy.py", console.cwd)
     ended = console.argosy("run", "-n", "4", "--name", "busy", "--hang-after", "2", "busy.py", "5")

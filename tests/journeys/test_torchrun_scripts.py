@@ -39,6 +39,7 @@ def results_of(out: bytes) -> list[str]:
     return sorted(line for line in lines_of(out) if line.startswith("RESULT"))
 
 
+@pytest.mark.system
 def test_a_small_script_trains_to_the_same_weights(scripts: Console) -> None:
     theirs = scripts.torchrun(*TWO, "nano.py")
     ours = scripts.argosy("run", *TWO, "nano.py")

@@ -52,6 +52,7 @@ def test_a_kill_every_five_seconds_for_a_minute(console: Console, tmp_path: Path
     assert len(others) <= kills
 
 
+@pytest.mark.system
 def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
     began = console.argosy("run", "-n", "2", "-d", "--name", "night", SCRIPT, "night", "60")
     assert began.code == 0, began.text
@@ -77,6 +78,7 @@ def test_a_power_cut_at_three_in_the_morning(console: Console) -> None:
     ], calm.text
 
 
+@pytest.mark.system
 def test_from_a_laptop_to_four_ranks_by_one_flag(console: Console) -> None:
     alone = console.run([*warm(), SCRIPT, "moved", "20"])
     assert alone.code == 0, alone.text

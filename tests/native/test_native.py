@@ -1,6 +1,7 @@
 """The Rust extension, its stub and its Python reference offer the same functions and answers."""
 
 import ast
+import ctypes
 import errno
 import importlib
 import inspect
@@ -9,11 +10,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import argosy
@@ -185,3 +188,47 @@ def test_a_running_process_has_no_status(module: ModuleType):
 def test_a_file_is_no_pidfd(module: ModuleType, tmp_path: Path):
     with (tmp_path / "file").open("wb") as file:
         assert module.pidfd_exit_status(file.fileno()) is None
+
+
+@pytest.mark.parametrize(
+    ("element", "kind", "finite", "not_finite"),
+    [
+        (0, "u4", [0, 0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 1], [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001]),
+        (1, "u8", [0, 0x7FEFFFFFFFFFFFFF, 1 << 63], [0x7FF0000000000000, 0xFFF0000000000000, 0x7FF0000000000001]),
+        (2, "u2", [0, 0x7BFF, 0xFBFF, 0x8001], [0x7C00, 0xFC00, 0x7E00, 0xFC01]),
+        (3, "u2", [0, 0x7F7F, 0xFF7F, 0x8001], [0x7F80, 0xFF80, 0x7FC0, 0xFF81]),
+    ],
+)
+def test_a_number_that_is_not_finite_is_found(
+    module: ModuleType, element: int, kind: str, finite: list[int], not_finite: list[int]
+):
+    words = np.resize(np.array(finite, kind), 20_011)
+    parts = [(words.ctypes.data, 0), (words.ctypes.data, words.nbytes)]
+    assert module.are_finite(parts, element)
+    for place in (0, 8191, 8192, 20_010):
+        for word in not_finite:
+            was, words[place] = words[place], word
+            assert not module.are_finite(parts, element)
+            words[place] = was
+    with pytest.raises(ValueError, match="a part of an element"):
+        module.are_finite([(words.ctypes.data, 3)], element)
+    with pytest.raises(ValueError, match="no such floating point element"):
+        module.are_finite(parts, 4)
+
+
+def test_a_span_record_is_the_same_from_both(module: ModuleType):
+    """Header: capacity 4 in word 2, records so far in word 3; then records of four words."""
+    memory = bytearray(4096 + 4 * 32)
+    words = memoryview(memory).cast("Q")
+    words[2] = 4
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    before = time.monotonic_ns()
+    for number in range(6):
+        module.record_span(address, number | 2 << 32, 2**64 - 1 - number, 7)
+    assert words[3] == 6
+    for number in range(2, 6):
+        at = 512 + number % 4 * 4
+        assert before <= words[at] <= time.monotonic_ns()
+        assert words[at + 1] & 0xFF_FFFF_FFFF == number | 2 << 32
+        assert words[at + 2] == 2**64 - 1 - number
+        assert words[at + 3] == number + 1 | 7 << 32

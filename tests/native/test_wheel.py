@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import argosy
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_TOOLS = "/nonexistent"
@@ -82,3 +85,42 @@ def test_argosy_native_0_leaves_the_extension_out(source: Path):
     built = build_wheel(source, ARGOSY_NATIVE="0")
     assert built.returncode == 0, built.stdout + built.stderr
     assert not [name for name in files_in(wheel_of(source)) if name.endswith(".so")]
+
+
+@needs_cargo
+def test_the_wheel_of_a_release_runs_where_there_is_no_cargo(tmp_path: Path):
+    built = subprocess.run(["tools/wheel.sh"], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    wheel = Path(built.stdout.split()[-1])
+    assert "-cp311-abi3-manylinux_" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = [archive.read(name).decode() for name in names if name.endswith("/METADATA")]
+    assert {"argosy/_native.abi3.so", "argosy/py.typed"} <= set(names)
+    assert f"Version: {argosy.__version__}" in metadata
+    assert "Provides-Extra: torch" in metadata
+    place = tmp_path / "clean"
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    environment = {"PATH": f"{place}/bin:/usr/bin:/bin", "HOME": str(tmp_path), "ARGOSY_LINGER_S": "0"}
+    environment |= {name: os.environ[name] for name in ("ARGOSY_SANDBOX", "ARGOSY_SHM_DIR") if name in os.environ}
+    environment["ARGOSY_RUNTIME_DIR"] = tempfile.mkdtemp()  # The path of a socket is short.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PIP_", "SSL_")) or "proxy" in name.lower()
+    }
+    install = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", "--no-input", str(wheel)]
+    subprocess.run(install, env=environment | kept, check=True)
+    (tmp_path / "hello.py").write_text("import os\nprint('hello from', os.environ['RANK'])\n")
+    ended = subprocess.run(
+        [f"{place}/bin/argosy", "run", "-n", "2", "hello.py"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "hello from 0" in ended.stdout
+    native = [f"{place}/bin/python", "-c", "from argosy import _native; print(_native.__file__)"]
+    assert str(place) in subprocess.run(native, env=environment, capture_output=True, text=True, check=True).stdout

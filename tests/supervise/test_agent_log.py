@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from control.world import a_launch
+from control.processes import a_launch
 
 from argosy.control.host_events import ChildForked
 from argosy.control.messages import Started

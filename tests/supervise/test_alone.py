@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_a_run_alone_needs_no_group_and_is_replaced_when_it_is_killed(host: Console) -> None:
     out = host.cwd / "out"
     client = host.start("run", "--name", "solo", script(host, TRAINS), out=out)
@@ -51,6 +52,7 @@ def test_a_run_alone_needs_no_group_and_is_replaced_when_it_is_killed(host: Cons
     assert "grouped False generation 1 step 20" in out.read_text()
 
 
+@pytest.mark.system
 def test_ranks_that_a_script_starts_are_its_own(host: Console) -> None:
     ended = host.argosy("run", script(host, SPAWNS))
     assert ended.code == 0, ended.text

@@ -7,6 +7,9 @@ import pytest
 from console import Console, cold_terminal, said
 from daemons import WAITS, ranks
 
+from argosy.core import ConfigError
+from argosy.supervise.records.rundir import find_run, index_run
+
 
 @pytest.fixture
 def desks(cold_console: Console, tmp_path: Path) -> Iterator[tuple[Console, Console]]:
@@ -17,6 +20,7 @@ def desks(cold_console: Console, tmp_path: Path) -> Iterator[tuple[Console, Cons
         yield cold_console, other
 
 
+@pytest.mark.system
 def test_a_run_under_another_runtime_directory_is_alive(desks: tuple[Console, Console], tmp_path: Path):
     here, there = desks
     assert here.argosy("run", "--name", "mine", "--", "true").code == 0
@@ -37,6 +41,7 @@ def test_a_run_under_another_runtime_directory_is_alive(desks: tuple[Console, Co
     assert ranks(there, "theirs", count=1)[0].pid == pid
 
 
+@pytest.mark.system
 def test_a_run_whose_other_runtime_directory_is_dead_is_lost(desks: tuple[Console, Console], tmp_path: Path):
     here, there = desks
     there.runtime.mkdir()
@@ -49,6 +54,7 @@ def test_a_run_whose_other_runtime_directory_is_dead_is_lost(desks: tuple[Consol
     assert here.argosy("run", "--name", "theirs", "waits.py").code == 0
 
 
+@pytest.mark.system
 def test_only_directories_that_argosy_made_are_removed(cold_console: Console):
     console = cold_console
     users, deep = console.runtime, console.runtime.parent / "a/b"
@@ -59,3 +65,15 @@ def test_only_directories_that_argosy_made_are_removed(cold_console: Console):
         assert console.argosy("stop", "--all", env=env).code == 0
     assert list(users.iterdir()) == []
     assert not deep.parent.exists()
+
+
+def test_a_name_that_several_runs_begin_with_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt-20261115-213045", "gpt-20261115-214501"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        index_run(tmp_path / name, name)
+    with pytest.raises(ConfigError, match="2 runs begin with 'gpt'") as refused:
+        find_run("gpt")
+    assert "`last` is the newest run" in refused.value.hint

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.supervise.evidence.proc_sample import (
-    error_file_text,
-    exception_line,
-    last_lines,
-    last_traceback,
-    log_tail,
-    read_proc,
-)
+from argosy.supervise.evidence.log_excerpt import error_file_text, exception_line, last_lines, last_traceback, log_tail
+from argosy.supervise.evidence.proc_sample import read_proc
 
 CASES = {
     "plain": ("def f():\n    raise ValueError('bad batch')\nf()", "ValueError: bad batch"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from console import Console, said, until
 from daemons import daemon, ranks, run_of
 
@@ -54,6 +55,7 @@ def stopped_spy(agent: int) -> int:
     return 0
 
 
+@pytest.mark.system
 def test_a_rank_is_replaced_while_the_logs_of_another_run_cannot_be_read(host: Console, tmp_path: Path):
     """A pipe that nobody writes to stands for a disk that hangs."""
     assert host.argosy("run", "-d", "--name", "hung", "waits.py", "3").code == 0

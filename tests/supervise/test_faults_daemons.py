@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from console import Console, said, until
 from daemons import daemon, gone, kill, look, pause, ranks, run_of
@@ -78,6 +79,7 @@ def test_an_exit_that_falls_into_the_gap_between_two_agents_is_seen(host: Consol
     assert client.wait(60) == 9
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("words", [["waits.py"], ["--", "python3", "waits.py"]], ids=["forked", "executed"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_an_agent_killed_while_ranks_start_starts_each_once(
@@ -136,6 +138,31 @@ def test_a_killed_zygote_takes_no_rank_along_and_its_ranks_exits_are_seen(host: 
     assert {rank.pid for rank in ranks(host, "orphans")} == before
     go(host)
     assert client.wait(60) == 6
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("also", ["", "agent"])
+def test_a_zygote_killed_while_it_forks_leaves_no_second_life_of_a_rank(host: Console, tmp_path: Path, also: str):
+    """It tells of its ranks in batches of 16: nobody knows of those that it has forked."""
+    out, count = tmp_path / "out", 14
+    assert host.argosy("run", "-d", "-n", "2", "--name", "warm", "waits.py").code == 0
+    zygote = psutil.Process(psutil.Process(ranks(host, "warm")[0].pid).ppid())
+    go(host)
+    until(lambda: not run_of(host, "warm") and not zygote.children(), "a zygote without ranks")
+    (tmp_path / "go").unlink()
+    client = host.start("run", "-n", str(count), "--name", "unseen", "waits.py", out=out)
+    until(lambda: len(zygote.children()) >= 2, "the first ranks")
+    for pid in [zygote.pid, *([agent_pid(host)] if also else [])]:
+        os.kill(pid, signal.SIGKILL)
+    ranks(host, "unseen", count=count)
+    for rank in range(count):
+        said(tmp_path / f"runs/unseen/logs/1/{rank}.0.out", f"rank {rank} ready")
+    alive = {rank.pid for rank in ranks(host, "unseen", count=count)}
+    until(
+        lambda: {int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and is_rank(pid, host)} == alive, "one life"
+    )
+    go(host)
+    assert client.wait(60) == 0
 
 
 def test_after_a_killed_zygote_restarts_get_a_new_one(host: Console, tmp_path: Path):
@@ -201,6 +228,7 @@ def agent_pid(console: Console) -> int:
     return next(daemon.pid for daemon in look(console).daemons if daemon.what == "agent")
 
 
+@pytest.mark.system
 def test_when_all_supervisors_are_gone_the_kernel_ends_the_ranks_and_their_groups(cold_console: Console):
     console = cold_console
     (console.cwd / "family.py").write_text(
@@ -218,6 +246,7 @@ def test_when_all_supervisors_are_gone_the_kernel_ends_the_ranks_and_their_group
     until(lambda: all(gone(pid) for pid in (*pids, *children)), "the end of the ranks")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("words", [["fails.py"], ["--", "python3", "fails.py"]], ids=["forked", "executed"])
 def test_with_all_daemons_killed_between_two_tries_the_run_ends_and_says_why(host: Console, words: list[str]):
     (host.cwd / "fails.py").write_text("raise SystemExit(3)")

@@ -37,6 +37,7 @@ def console(small_disk: Path, cold_console: Console) -> Iterator[Console]:
     close(console)
 
 
+@pytest.mark.system
 def test_a_full_disk_under_the_agent_log_is_reported_and_the_log_is_written_later(
     small_disk: Path, console: Console, tmp_path: Path
 ):

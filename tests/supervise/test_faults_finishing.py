@@ -32,7 +32,7 @@ def wait_for_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3, 0.5, 0.55])
+@pytest.mark.parametrize("delay_s", [0.03, 0.5])
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_run_whose_agent_is_killed_while_it_finishes_ends_once(
     host: Console, tmp_path: Path, delay_s: float, code: int

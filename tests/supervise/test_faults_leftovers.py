@@ -18,6 +18,7 @@ def desk(cold_console: Console) -> Console:
     return cold_console
 
 
+@pytest.mark.system
 def test_stop_all_ends_a_zygote_whose_warden_was_killed(desk: Console):
     assert desk.argosy("run", "-d", "--name", "first", "waits.py").code == 0
     zygote, warden = daemon(desk, "zygote"), daemon(desk, "warden")
@@ -27,6 +28,7 @@ def test_stop_all_ends_a_zygote_whose_warden_was_killed(desk: Console):
     assert gone(zygote)
 
 
+@pytest.mark.system
 def test_stop_all_goes_on_when_the_warden_is_killed_and_only_a_zygote_is_left(desk: Console, tmp_path: Path):
     (desk.cwd / "go").touch()
     assert desk.argosy("run", "waits.py").code == 0
@@ -39,6 +41,7 @@ def test_stop_all_goes_on_when_the_warden_is_killed_and_only_a_zygote_is_left(de
     assert gone(zygote)
 
 
+@pytest.mark.system
 def test_a_detached_run_outlives_warden_zygote_and_agent_killed_one_after_another(desk: Console):
     assert desk.argosy("run", "-d", "-n", "2", "--name", "tough", "waits.py", "0", "6").code == 0
     before = [rank.pid for rank in ranks(desk, "tough")]
@@ -52,6 +55,7 @@ def test_a_detached_run_outlives_warden_zygote_and_agent_killed_one_after_anothe
     assert desk.ps("tough")["code"] == 6
 
 
+@pytest.mark.system
 def test_a_run_of_which_nobody_lives_is_lost_and_one_between_two_agents_is_not(desk: Console):
     assert desk.argosy("run", "-d", "--name", "lost", "waits.py").code == 0
     pids = [rank.pid for rank in ranks(desk, "lost", count=1)]
@@ -85,9 +89,12 @@ def test_a_run_whose_runtime_directory_is_removed_ends_and_says_so(desk: Console
     remove_runtime(desk)
     until(lambda: all(gone(pid) for pid in pids), "the end of ranks and daemons")
     assert not desk.segments.exists()
-    assert "stopped by the removal of Argosy's runtime directory" in desk.argosy("why", "homeless").text
+    why = desk.argosy("why", "homeless").text
+    assert "stopped by the removal of Argosy's runtime directory" in why
+    assert why.count("stop requested") == 1, "a second request ends the grace"
 
 
+@pytest.mark.system
 def test_daemons_whose_directory_is_removed_leave_the_next_ones_alone(desk: Console):
     assert desk.argosy("run", "-d", "--name", "old", "--", "python3", "waits.py").code == 0
     old = [rank.pid for rank in ranks(desk, "old", count=1)] + [each.pid for each in look(desk).daemons]
@@ -110,6 +117,7 @@ def remove_runtime(desk: Console) -> None:
     until(lambda: shutil.rmtree(desk.runtime, ignore_errors=True) or not desk.runtime.exists(), "an empty directory")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("first", ["warden", "agent"])
 def test_with_the_directory_removed_and_a_daemon_killed_nothing_is_left(desk: Console, first: str):
     assert desk.argosy("run", "-d", "-n", "2", "--name", "both", "waits.py").code == 0

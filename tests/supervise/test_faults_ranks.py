@@ -2,15 +2,17 @@
 
 import os
 import random
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 from console import Console, said, until
-from daemons import desk, gone, pause, ranks, script
+from daemons import daemon, desk, gone, pause, ranks, script
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ranks_killed_at_random_moments_come_back(host: Console, tmp_path: Path, seed: int):
     """Two at once, and one more while their replacements start."""
@@ -76,6 +78,7 @@ def test_ranks_have_the_limits_of_whoever_launches(host: Console, words: list[st
     assert ended.out.decode().startswith("(300, 400) (0, ")
 
 
+@pytest.mark.system
 def test_a_flooded_log_keeps_head_and_tail_and_the_run_goes_on(host: Console):
     name = script(
         host,
@@ -145,6 +148,7 @@ def test_raising_at_import_is_the_scripts_own_failure(host: Console):
     assert "argosy/supervise" not in ended.text
 
 
+@pytest.mark.system
 def test_exiting_0_too_early_is_named_by_the_hang_report(host: Console, tmp_path: Path):
     name = script(
         host,
@@ -240,3 +244,17 @@ def test_signals_of_the_user_reach_the_ranks(host: Console, tmp_path: Path, name
     said(out, "ready")
     client.send_signal(signal.Signals[f"SIG{name}"])
     assert client.wait(60) == 21
+
+
+def test_a_run_whose_own_directory_is_removed_goes_on_and_ends_with_its_exit_code(host: Console, tmp_path: Path):
+    out = tmp_path / "out"
+    client = host.start("run", "-n", "2", "--restart", "rank", "--name", "bare", "waits.py", "0", "6", out=out)
+    said(out, "rank 1 ready")
+    first, agent = ranks(host, "bare", count=2), daemon(host, "agent")
+    shutil.rmtree(tmp_path / "runs/bare")
+    os.kill(first[0].pid, signal.SIGKILL)
+    second = ranks(host, "bare", generation=1, count=1)
+    assert second[1].pid == first[1].pid
+    (host.cwd / "go").touch()
+    assert client.wait(60) == 6
+    assert daemon(host, "agent") == agent

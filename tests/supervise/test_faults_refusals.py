@@ -64,6 +64,7 @@ def test_a_command_that_cannot_work_is_refused(host: Console, words: list[str], 
         assert sorted(host.cwd.rglob("*")) == before
 
 
+@pytest.mark.system
 def test_a_name_that_two_runs_have_must_be_told_apart(host: Console):
     (host.cwd / "go").touch()
     for place in ("one", "two"):
@@ -134,6 +135,7 @@ def test_a_script_that_cannot_be_read_is_refused(host: Console, tmp_path: Path):
     assert "cannot be read" in ended.text
 
 
+@pytest.mark.system
 def test_a_second_launch_into_a_directory_is_refused(host: Console):
     assert host.argosy("run", "-d", "--dir", "here", "waits.py").code == 0
     is_clear(host.argosy("run", "--dir", "here", "waits.py"), "another launch works on this directory", "argosy stop")
@@ -223,6 +225,7 @@ def limited(console: Console, *words: str, files: int) -> Ended:
     return console.run([sys.executable, "-c", program, *words])
 
 
+@pytest.mark.system
 def test_a_client_without_descriptors_fails_clearly(host: Console):
     (host.cwd / "go").touch()
     tries = [limited(host, "run", "-n", "2", "waits.py", files=files) for files in range(3, 10)]
@@ -232,6 +235,7 @@ def test_a_client_without_descriptors_fails_clearly(host: Console):
         assert ended.code == 0 or "argosy/supervise" not in ended.text, ended.text
 
 
+@pytest.mark.system
 def test_an_agent_without_descriptors_refuses_and_recovers(host: Console):
     agent = daemon(host, "agent")
     (host.cwd / "go").touch()

@@ -6,7 +6,7 @@ import pytest
 from argosy.core import WaitStatus
 from argosy.observe import GroupProgress, Phase, RankProgress
 from argosy.supervise.evidence.frames import Frame, Stack, Thread
-from argosy.supervise.evidence.hang_samples import Tracker, Watch
+from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
 from argosy.supervise.evidence.hang_suspect import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
 from argosy.supervise.evidence.proc_sample import ProcSample
@@ -106,6 +106,11 @@ def test_a_stopped_rank_is_named_even_before_its_first_step():
 
 def test_a_rank_under_a_debugger_is_no_hang():
     assert decide_hang([rank(0, waiting=False, state="t")], POLICY, 999.0) == Healthy()
+
+
+def test_h5_while_a_rank_is_at_a_breakpoint_nobody_hangs():
+    views = [rank(0), rank(1), rank(2, issued=11, waiting=False, debugged=True)]
+    assert isinstance(decide_hang(views, POLICY, 1000.0), Healthy)
 
 
 def test_an_early_exit_holds_up_the_others():
@@ -263,7 +268,7 @@ def test_a_new_process_forgets_its_predecessor():
 
 
 def test_the_watch_reports_a_silence_once_and_the_next_one_again():
-    watch = Watch(POLICY)
+    watch = HangWatch(POLICY)
     silent = [rank(0), rank(1, 11, waiting=False)]
     assert watch.look(silent, 10.0) is None
     assert watch.look(silent, 31.0) is not None
@@ -275,7 +280,7 @@ def test_the_watch_reports_a_silence_once_and_the_next_one_again():
 
 
 def test_a_rank_that_moves_while_its_stack_is_taken_went_on():
-    watch = Watch(POLICY)
+    watch = HangWatch(POLICY)
     silent = [rank(0), rank(1, 11, waiting=False)]
     assert watch.look(silent, 31.0) is not None
     assert not watch.went_on(silent)
@@ -283,7 +288,7 @@ def test_a_rank_that_moves_while_its_stack_is_taken_went_on():
 
 
 def test_the_watch_doubles_its_patience_with_a_busy_rank():
-    watch = Watch(POLICY)
+    watch = HangWatch(POLICY)
     silent = [rank(0), rank(1, 11, waiting=False)]
     assert watch.look(silent, 31.0) is not None
     watch.answer(Busy("rank 1 compiles", 62.0))

@@ -14,7 +14,7 @@ from console import PATIENCE_S, until
 from warm import warm
 
 from argosy.observe import Page
-from argosy.supervise.evidence.hang_samples import Tracker, Watch
+from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
 from argosy.supervise.evidence.hang_suspect import HangPolicy
 from argosy.supervise.evidence.hang_verdict import Hang, judge
 from argosy.supervise.evidence.proc_sample import read_proc
@@ -103,7 +103,7 @@ class Job:
         On a busy machine another may be found before: a rank that waits for a core is silent too.
         """
         until((self.directory / "stuck").exists, "a job that is stuck")
-        tracker, watch = Tracker(), Watch(HangPolicy(hang_after_s=1.0))
+        tracker, watch = Tracker(), HangWatch(HangPolicy(hang_after_s=1.0))
         pages: dict[int, Page] = {}
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:

@@ -57,6 +57,18 @@ def test_names_packages_and_never_the_users_modules(tmp_path: Path, site: Path) 
     assert scan_tree(tmp_path, site, files) == ["csv", "json", "native", "plain", "plain.part", "wave"]
 
 
+def test_what_lightning_brings_in_is_imported_once_although_it_is_not(tmp_path: Path, site: Path) -> None:
+    write(site, {"lightning/__init__.py": "", "lightning/pytorch.py": ""})
+    script = tmp_path / "project" / "train.py"
+    write(script.parent, {"train.py": "import lightning.pytorch"})
+    own, brought = ["lightning", "lightning.pytorch"], ["transformers:AutoModel", "transformers:AutoTokenizer"]
+    assert scan(script, False, [str(site)]) == own
+    write(site, {"transformers/__init__.py": ""})
+    assert scan(script, False, [str(site)]) == [*own, *brought]
+    write(script.parent, {"transformers.py": ""})  # The user's own file hides it.
+    assert scan(script, False, [str(site)]) == own
+
+
 def test_torch_comes_first_with_its_companions(tmp_path: Path, site: Path) -> None:
     text = "import plain, torch\nfrom torch.utils.tensorboard import SummaryWriter"
     assert scan_tree(tmp_path, site, {"train.py": text}) == [*TORCH, "plain", "torch.utils.tensorboard"]

@@ -21,7 +21,8 @@ from argosy.supervise.evidence.incident import (
     read_incidents,
     write_incident,
 )
-from argosy.supervise.evidence.proc_sample import log_tail, read_proc
+from argosy.supervise.evidence.log_excerpt import log_tail
+from argosy.supervise.evidence.proc_sample import read_proc
 from argosy.supervise.evidence.stacks import Target, take
 
 SOURCE = str(Path(__file__).parents[2] / "src")

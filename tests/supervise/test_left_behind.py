@@ -19,6 +19,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["dies", "stopped"])
 def test_semaphores_of_multiprocessing_go_with_their_rank(console: Console, how: str) -> None:
     """Its resource tracker unlinks them when the rank is gone: it must live that long."""

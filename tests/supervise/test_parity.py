@@ -22,11 +22,11 @@ CASES = [
     "./facts.py",
     "fleet/../facts.py",
     *(f"pool.py {method}" for method in ("fork", "spawn", "forkserver")),
-    "loader.py",
+    pytest.param("loader.py", marks=pytest.mark.system),
     "endings.py",
     *(f"exits.py {how}" for how in EXITS),
     "raises.py",
-    "torch_raises.py",
+    pytest.param("torch_raises.py", marks=pytest.mark.system),
     "speaks.py",
     "reads.py",
     "library.py",
@@ -132,6 +132,7 @@ def pairs(ended: Ended) -> dict[str, str]:
     return found
 
 
+@pytest.mark.system
 def test_nobody_seeds_what_the_user_did_not(shared: Console) -> None:
     """Two ranks in two runs draw eight different numbers; what the user seeds is the same everywhere."""
     lines: list[list[str]] = []

@@ -129,6 +129,7 @@ def test_a_package_that_pulls_in_torch_brings_its_companions_and_torch_stays(tmp
     assert done["left"] == [*TORCH, "json", DYNAMO]
 
 
+@pytest.mark.system
 def test_real_torch_and_numpy_can_be_preloaded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = run(tmp_path, *TORCH, "numpy", "torch.utils.data:DataLoader")

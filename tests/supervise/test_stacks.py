@@ -133,6 +133,7 @@ def test_a_rank_inside_one_long_c_call_answers(ranks: Ranks):
     assert place(stack) == "script0.py:4 in multiply"
 
 
+@pytest.mark.system
 def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     pytest.importorskip("torch")
     store = f"file://{ranks.directory}/store"
@@ -151,6 +152,7 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     assert ranks.processes[0].wait(60) != 0, "the signal left the waiting rank able to see its peer die"
 
 
+@pytest.mark.system
 def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_answer_is_read_to_its_end(ranks: Ranks):
     core = min(os.sched_getaffinity(0))
     target = ranks.start(MANY_THREADS)

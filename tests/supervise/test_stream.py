@@ -4,7 +4,7 @@ import random
 
 from seeds import each
 
-from argosy.supervise.output.lines import BULK, LINE_MAX, Source
+from argosy.supervise.output.lines import BULK, LINE_MAX, LogSource
 from argosy.supervise.output.stream import PENDING_MAX, Merger, Out, Stream
 
 TRACEBACK = b"""Traceback (most recent call last):
@@ -362,8 +362,8 @@ def test_s1_nothing_is_lost_doubled_or_reordered(seed: int):
 def test_every_chunking_gives_the_same_lines(seed: int):
     random_ = random.Random(seed)
     text = some_text(random_) + b"  \r 1%\r 2%\r\n" + some_text(random_) + b"end"
-    whole = Source(rewrite_s=1e9)
-    cut = Source(rewrite_s=1e9)
+    whole = LogSource(rewrite_s=1e9)
+    cut = LogSource(rewrite_s=1e9)
     first = whole.feed(text, 0.0) + whole.close(0.0)
     second = []
     position = 0

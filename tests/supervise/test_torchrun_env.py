@@ -66,6 +66,7 @@ def test_arguments_are_as_torchrun_gives_them(seen: dict[str, list[dict[str, Any
         assert (ours["cwd"], ours["file"]) == (theirs["cwd"], theirs["file"])
 
 
+@pytest.mark.system
 def test_the_master_port_asked_for_is_used(console: Console) -> None:
     """torch's own store answers there, and both ranks meet."""
     (console.cwd / "meet.py").write_text(

@@ -232,6 +232,37 @@ def test_a_stop_on_request_is_no_failure():
     assert render(report).startswith("night: stopped by ctrl-c after 6 s (exit code 130): 4 ranks\n")
 
 
+def test_a_failure_that_a_restart_has_healed_does_not_explain_a_later_stop():
+    facts = [
+        *NIGHT[:4],
+        StopAsked(at=9000.0, by="argosy stop", signal=15),
+        LaunchEnded(at=9001.0, launch=0, code=143, reason="stopped by argosy stop"),
+    ]
+    report = explain(msgspec.structs.replace(RUN, code=143), facts, [KILL])
+    assert (report.verdict, report.headline) == ("stopped", "")
+    assert "rank 2 failed: killed by SIGKILL" in render(report)
+
+
+def test_ranks_that_are_killed_after_a_stop_are_named():
+    facts = [
+        NIGHT[0],
+        StopAsked(at=5.0, by="ctrl-c", signal=2),
+        *(msgspec.structs.replace(exited(index, 5.1, signal=signal.SIGKILL), asked=True) for index in (1, 2)),
+        msgspec.structs.replace(exited(3, 5.2, signal=signal.SIGTERM), asked=True),
+        StopAsked(at=5.5, by="ctrl-c", signal=2),
+        LaunchEnded(at=6.0, launch=0, code=130, reason="stopped by ctrl-c"),
+    ]
+    text = render(explain(msgspec.structs.replace(RUN, code=130), facts, []))
+    assert text.count("ranks 1-2 killed by SIGKILL") == 1
+    assert "rank 3" not in text
+
+
+def test_a_stack_without_a_line_of_the_script_is_said_to_be_outside_of_it():
+    stacks = [StackGroup([0, 3], "py-spy", [Frame("<internal>", 7, "cleanup")])]
+    text = render(explain(RUN, NIGHT, [msgspec.structs.replace(RAISE, stacks=stacks)]))
+    assert "ranks 0,3  outside the script: <internal>:7 in cleanup\n" in text
+
+
 def test_a_finished_run_is_done():
     run = msgspec.structs.replace(RUN, code=0)
     facts = [*NIGHT[:4], LaunchEnded(at=9000.0, launch=0, code=0, reason="")]

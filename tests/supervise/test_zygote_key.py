@@ -14,6 +14,7 @@ print(*(f"{name}={os.environ.get(name)}" for name in ("WANDB_NAME", "NUMPY_MADVI
 """
 
 
+@pytest.mark.system
 def test_launches_that_differ_in_what_no_import_reads_share_the_zygote(host: Console):
     (host.cwd / "s.py").write_text(SCRIPT)
 

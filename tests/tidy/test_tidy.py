@@ -18,10 +18,13 @@ PACKAGE = ROOT / "src" / "argosy"
 
 LAYERS = [
     {"cli"},
+    {"sim"},
+    {"hosts", "insight"},
     {"train"},
-    {"actors", "collective", "checkpoint", "data"},
+    {"actors", "collective", "checkpoint", "data", "graph"},
     {"supervise"},
-    {"control", "fabric", "transfer"},
+    {"control", "fabric", "transfer", "cost"},
+    {"kernels"},
     {"observe"},
     {"core"},
 ]
@@ -37,11 +40,22 @@ FOLDERS = {
         {"records"},
         {""},
     ],
+    "train": [{"adapters"}, {""}],
+    "control": [{""}, {"policies"}],
 }
 """The folders of a room, top first: a file imports from lower lines, or from its own folder. "" is the room itself."""
 
-IMPURE = {"os", "pathlib", "random", "secrets", "selectors", "shutil", "socket", "subprocess", "threading", "time"}
-"""What no file of `control` imports: decisions are functions of values."""
+PURE = {
+    *("collections", "collections.abc", "dataclasses", "enum", "functools", "hashlib", "importlib"),
+    *("itertools", "math", "msgspec", "pkgutil", "signal", "typing"),
+}
+"""All that files of `control` import from elsewhere: decisions are functions of values."""
+FLAT = {
+    "checkpoint": "its writer and its keeper need each other",
+    "kernels": "each operation is a folder, and none knows another",
+}
+"""room: why its folders are in no order."""
+IMPURE_CALLS = {"open", "print", "input", "Clock"}
 
 ROOFS = {"__init__", "__main__"}
 """Modules beside the rooms that may enter any of them, by its door."""
@@ -62,10 +76,12 @@ PUBLIC_NAMES = [
     "Restart",
     "Run",
     "Tcp",
+    "compile",
     "connect",
     "endpoint",
     "here",
     "local",
+    "open_run",
     "restore",
     "serve",
 ]
@@ -82,6 +98,7 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 """path:function: reason."""
 MANY_PARAMETERS: dict[str, str] = {
+    "src/argosy/graph/certificate.py:report": "what a certificate holds, each a different value",
     "src/argosy/checkpoint/saver.py:__init__": "what a user says of saving: independent keywords, each with a default",
     "src/argosy/train/run.py:__init__": "what a user says of a run: independent keywords, each with a default",
     "src/argosy/data/loader.py:__init__": "what a user says of the input: independent keywords, each with a default",
@@ -89,6 +106,20 @@ MANY_PARAMETERS: dict[str, str] = {
 """path:function: reason."""
 DEEP_CLASSES: dict[str, str] = {}
 """path:class: reason."""
+PRIVATE_TORCH: dict[str, str] = {
+    "src/argosy/checkpoint/rank_exchange.py": "the store of the default group has no public name",
+    "src/argosy/train/gradients.py": "a norm of many tensors at once has no public name",
+    "src/argosy/observe/collective_hooks.py": "the dispatcher's keys have no public name",
+    "src/argosy/observe/dynamo_skip.py": "the compiler's frame hook has no public name",
+    "src/argosy/observe/flops.py": "fake tensors and dispatch modes have no public name; imported late",
+    "src/argosy/transfer/torch_wrapped.py": "traceable tensor subclasses have no public test",
+}
+"""path: why private names of torch are used outside the room's `_torch.py`."""
+SHARED_TYPE_NAMES = {
+    *("Arena", "Group", "Leaving", "Left", "Line", "Message", "Options", "Owner", "Place", "Refused", "Row", "Slot"),
+    *("Step", "Table", "Unreadable", "Version", "Welcome", "Wish"),
+}
+"""Public types of two rooms that still have one name. No others may."""
 MACHINE_PATHS: dict[str, str] = {}
 """path: reason."""
 
@@ -97,6 +128,9 @@ HOMELESS_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base"
 UNNUMBERED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\(#\d+\))")
 # Users named u, me, you and user are made up.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|work|home/(?!u/|me/|you/|user/)\w+|Users/\w+|tmp/(?!argosy)\w+)/\w")
+DEVICE_CALL = re.compile(r"\.cpu\(\)|pin_memory|torch\.cuda|torch\.accelerator|get_device_module")
+DEVICE_FILE = "src/argosy/transfer/devices.py"
+DEVICE_ROOMS = tuple(f"src/argosy/{room}/" for room in ("train", "collective", "checkpoint", "data", "transfer"))
 HEAVY_MODULES = ["torch", "numpy", "msgspec", "click", "rich", "psutil"]
 
 
@@ -202,6 +236,7 @@ def folder_of(path: tuple[str, ...]) -> str:
 
 def test_imports_point_down_between_the_folders_of_a_room():
     faults: list[str] = []
+    assert {path.parent.parent.name for path in PACKAGE.glob("*/*/__init__.py")} - set(FLAT) == set(FOLDERS)
     for room, lines in FOLDERS.items():
         levels = {folder: level for level, line in enumerate(lines) for folder in line}
         assert {"", *(path.parent.name for path in (PACKAGE / room).glob("*/__init__.py"))} == set(levels)
@@ -221,12 +256,23 @@ def test_imports_point_down_between_the_folders_of_a_room():
 def test_decisions_are_pure():
     found: list[str] = []
     for name, tree in package_trees().items():
-        if name.startswith("control/"):
-            for node in ast.walk(tree):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                found += [f"{name} imports {each}" for each in names if each.split(".")[0] in IMPURE]
+        for node in ast.walk(tree) if name.startswith("control/") else ():
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{name} imports {each}" for each in names if each not in PURE and not each.startswith("argosy.")]
+            if isinstance(node, ast.Name) and node.id in IMPURE_CALLS:
+                found.append(f"{name} names {node.id}")
     assert found == []
+
+
+def test_one_file_knows_accelerators():
+    """Of those that run a training; the cost model and the graph name devices without touching one."""
+    found = {
+        name: sorted(set(DEVICE_CALL.findall(text)))
+        for name, text in texts()
+        if name.startswith(DEVICE_ROOMS) and name != DEVICE_FILE and DEVICE_CALL.search(text)
+    }
+    assert found == {}
 
 
 @pytest.mark.parametrize(
@@ -361,6 +407,62 @@ def test_classes_stand_on_few_others():
     assert set(DEEP_CLASSES) <= set(deep), "an exception that is no longer needed"
 
 
+def test_no_two_public_types_share_a_name():
+    places: dict[str, list[str]] = {}
+    for name, tree in package_trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in shared.items() if name not in SHARED_TYPE_NAMES} == {}
+
+
+def uses_private_torch(tree: ast.Module) -> bool:
+    """Whether a file names a private module, class or function of torch, also by another name or through a cast."""
+    called: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            called |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            called |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+
+    def whole(node: ast.expr) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{whole(node.value)}.{node.attr}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cast":
+            return whole(node.args[1])
+        return called.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+
+    private = re.compile(r"torch(\.\w+)*\._(?!_)[\w.]*")
+    attributes = [whole(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return any(private.fullmatch(name) for name in [*called.values(), *attributes])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._dynamo",
+        "from torch._C import x",
+        "import torch\ntorch._foreach_norm",
+        "import torch.distributed as dist\ndist.distributed_c10d._get_default_store()",
+        "import torch\ncast(Any, torch)._C.x()",
+    ],
+)
+def test_a_private_name_of_torch_is_seen(source: str):
+    assert uses_private_torch(ast.parse(source))
+
+
+def test_private_names_of_torch_are_used_in_one_file_of_a_room():
+    found = [
+        f"src/argosy/{name}"
+        for name, tree in package_trees().items()
+        if Path(name).name != "_torch.py" and uses_private_torch(tree)
+    ]
+    assert [name for name in found if name not in PRIVATE_TORCH] == []
+    places = [(Path(name).parts[0], name) for name in package_trees() if Path(name).name == "_torch.py"]
+    assert len({room for room, _ in places}) == len(places), f"one file of a room: {places}"
+
+
 def found_in_texts(pattern: re.Pattern[str]) -> dict[str, list[str]]:
     found = {name: [match[0] for match in pattern.finditer(text)] for name, text in texts()}
     return {name: matches for name, matches in found.items() if matches}
@@ -377,5 +479,5 @@ def test_no_file_knows_the_machine_it_was_written_on():
 
 
 def test_every_exception_has_a_reason():
-    for listed in (LONG_FILES, LONG_FUNCTIONS, MANY_PARAMETERS, DEEP_CLASSES, MACHINE_PATHS):
+    for listed in (FLAT, LONG_FILES, LONG_FUNCTIONS, MANY_PARAMETERS, DEEP_CLASSES, PRIVATE_TORCH, MACHINE_PATHS):
         assert [name for name, reason in listed.items() if len(reason.split()) < 3] == []

@@ -45,6 +45,17 @@ def test_a_finished_run_goes_on_if_more_steps_are_asked_for(tmp_path: Path):
     assert Training(tmp_path).sail(6).run.step == 6
 
 
+def test_a_replaced_rank_without_a_checkpoint_says_that_it_starts_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    training = Training(tmp_path)
+    training.run.crew.generation = 1
+    training.sail(2)
+    assert capsys.readouterr().err.count("no checkpoint yet: starting over") == 1
+    Training(tmp_path / "first").sail(2)
+    assert "starting over" not in capsys.readouterr().err
+
+
 def test_an_exception_leaves_the_last_step_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     training = Training(tmp_path)
     with pytest.raises(ZeroDivisionError):

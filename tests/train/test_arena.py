@@ -9,20 +9,28 @@ import pytest
 import torch
 from warm import warm
 
+from argosy.core import ArgosyError
 from argosy.train.arena import Arena
 from argosy.train.heal_decision import Version
-from argosy.train.tracking import Capsule
+from argosy.train.once import Once
+from argosy.transfer import State, tensors_state
 
 
-def assert_same(found: Capsule, expected: Capsule) -> None:
+def assert_same(found: State, expected: State) -> None:
     assert found.values == expected.values
-    assert {name: tensor.tolist() for name, tensor in found.tensors.items()} == {
-        name: tensor.tolist() for name, tensor in expected.tensors.items()
+    assert {name: tensor.tolist() for name, tensor in found.tensors().items()} == {
+        name: tensor.tolist() for name, tensor in expected.tensors().items()
     }
 
 
-def filled(step: int, size: int = 1000) -> Capsule:
-    return Capsule({"x": torch.full((size,), float(step)), "none": torch.empty(0)}, {"step": step})
+def filled(step: int, size: int = 1000) -> State:
+    return of({"x": torch.full((size,), float(step)), "none": torch.empty(0)}, step)
+
+
+def of(tensors: dict[str, torch.Tensor], step: int) -> State:
+    state = tensors_state(tensors)
+    state.values["step"] = step
+    return state
 
 
 def test_a_version_can_be_that_of_many_steps(tmp_path: Path):
@@ -62,7 +70,7 @@ def test_a1_a_version_that_was_torn_does_not_count(tmp_path: Path):
     arena = Arena([tmp_path], 0)
     arena.put("full", Version(1), filled(1))
     arena.put("full", Version(2), filled(2))
-    bad = Capsule({**filled(3).tensors, "bad": torch.ones(3, device="meta")}, {})
+    bad = of({**filled(3).tensors(), "bad": torch.ones(3, device="meta")}, 3)
     with pytest.raises(NotImplementedError, match="meta tensor"):
         arena.put("full", Version(3), bad)  # torch refuses in the middle of the bytes.
     assert Arena([tmp_path], 0).held() == [Version(2)]
@@ -77,13 +85,17 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import torch
+from argosy.core import ArgosyError
 from argosy.train.arena import Arena
 from argosy.train.heal_decision import Version
-from argosy.train.tracking import Capsule
+from argosy.train.once import Once
+from argosy.transfer import State, tensors_state
 arena, step = Arena([Path(sys.argv[1])], 0), 0
 while True:
     step += 1
-    arena.put("full", Version(step), Capsule({"x": torch.full((1 << 20,), float(step))}, {"step": step}))
+    state = tensors_state({"x": torch.full((1 << 20,), float(step))})
+    state.values["step"] = step
+    arena.put("full", Version(step), state)
     if step == 4:
         print(os.getpid(), flush=True)
 """
@@ -99,7 +111,7 @@ def test_a1_whoever_is_killed_while_writing_leaves_a_whole_version(tmp_path: Pat
         found = arena.full(version)
         assert found is not None
         assert found.values == {"step": version.step}
-        assert torch.equal(found.tensors["x"], torch.full((1 << 20,), float(version.step)))
+        assert torch.equal(found.tensors()["x"], torch.full((1 << 20,), float(version.step)))
 
 
 def test_a2_another_attempt_replaces_the_first_one_and_not_what_it_began_with(tmp_path: Path):
@@ -122,4 +134,20 @@ def test_a3_what_does_not_fit_into_shared_memory_is_kept_on_disk(tmp_path: Path)
     for step in (1, 2, 3):
         arena.put("full", Version(step, 1), filled(step), base=Version(step - 1, 1))
     assert [each.step for each in Arena([small, disk], 0).held()] == [2, 3]
-    assert said == [f"/proc is too small for what only rank 0 holds: it is kept in {disk}"]
+    assert said == [f"rank 0 keeps its state in {disk}: /proc has no space"]
+
+
+def test_a_value_made_once_is_kept_where_there_is_room(tmp_path: Path):
+    removed, there = tmp_path / "removed", tmp_path / "there"
+    removed.mkdir()
+    there.mkdir()
+    assert Once([removed, there], 0).get(3, "x", lambda: 1, rehearsal=False) == 1
+    removed.joinpath("0.once").unlink()
+    removed.rmdir()
+    assert Once([removed, there], 0).get(4, "x", lambda: 2, rehearsal=False) == 2
+    again = Once([removed, there], 0)
+    assert again.get(4, "x", lambda: 3, rehearsal=False) == 2
+    there.joinpath("0.once").unlink()
+    there.rmdir()
+    with pytest.raises(ArgosyError, match=r"no room for the values of step\.once"):
+        again.get(5, "x", lambda: 4, rehearsal=False)

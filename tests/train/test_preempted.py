@@ -42,7 +42,7 @@ def preempt(dock: Console, directory: Path, kind: str, ranks: int, killed: Seque
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "killed"),
-    [("messy", 3, [0]), ("hybrid", 4, [0, 3])],
+    [("messy", 3, [0]), pytest.param("hybrid", 4, [0, 3], marks=pytest.mark.system)],
     ids=["replicas", "shards and replicas"],
 )
 def test_survivors_save_the_newest_step(dock: Console, kind: str, ranks: int, killed: list[int]):

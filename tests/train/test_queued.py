@@ -114,6 +114,7 @@ def test_told_to_leave_while_it_waits_for_items_it_saves_and_leaves(tmp_path: Pa
     assert [number for number, _ in again.had] == [2]
 
 
+@pytest.mark.system
 def test_ranks_told_to_leave_while_they_wait_for_items_save_and_leave(console: Console):
     directory, out = console.cwd / "run", console.cwd / "said"
     queue = Queue(directory / "queue", batch=6, capacity=100)

@@ -50,6 +50,7 @@ def sail(directory: Path, *deaths: str, unsaid: set[int] | None = None) -> list[
 ALL = ["trainer 0.0:constructor:0", "trainer 1.0:before vote:4", "generator 0.0:before put:4", "judge 0.0:score:4"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -68,6 +69,7 @@ def test_whichever_role_is_killed_the_bits_are_the_same(
         assert len((directory / f"built.{rank}").read_text().split()) == lives, "whoever was not killed was built once"
 
 
+@pytest.mark.system
 def test_after_all_were_killed_the_items_since_the_checkpoint_come_again(dock: Path, calm: list[str]):
     directory = dock / "resumed"
     with pytest.raises(PeerLost, match="SIGKILL"):

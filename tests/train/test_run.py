@@ -101,6 +101,7 @@ def test_preemption_and_ctrl_c_save_and_the_next_launch_goes_on(
     went_on(dock, place, calm, after=6)
 
 
+@pytest.mark.system
 def test_argosy_stop_saves_and_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
     ended = dock.argosy("run", "-d", "-n", "2", "--name", "stopped", SCRIPT, str(place), str(STEPS), "wait")
     assert ended.code == 0, ended.text
@@ -131,6 +132,7 @@ def test_argosy_ps_tells_the_step_of_the_run_not_of_the_process(dock: Console, p
     until(lambda: set(dock.runtime.glob("keeper-*.lock")) <= before, "no lock of a keeper that ended")
 
 
+@pytest.mark.system
 def test_a_second_ctrl_c_ends_at_once(dock: Console, place: Path, calm: list[str]):
     command, out = begin(dock, place, "stuck")
     until(lambda: all((place / f"notes.{r}").exists() and "stuck" in notes(place, r) for r in (0, 1)), "stuck ranks")
@@ -337,6 +339,7 @@ def kill_at_step(dock: Console, words: list[str], place: Path) -> None:
     started.wait(PATIENCE_S)
 
 
+@pytest.mark.system
 def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, place: Path):
     whole = place / "whole"
     whole.mkdir()
@@ -355,6 +358,7 @@ def test_alone_it_goes_on_after_a_kill_and_then_on_four_ranks(dock: Console, pla
     assert [row.step for row in read_log(place)] == list(range(1, STEPS + 5))
 
 
+@pytest.mark.system
 def test_under_torchrun_the_next_launch_goes_on(dock: Console, place: Path, calm: list[str]):
     torchrun = [*warm(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     kill_at_step(dock, [*torchrun, *words_of(place, "wait")], place)

@@ -93,8 +93,8 @@ def sail(directory: Path, make: Make, *, breaks_at: int = -1) -> dict[str, bytes
     for step in run.steps(until=5):
         with step:
             train(step, model, optimizer, thing, data, is_broken=step.number == breaks_at)
-    found = run.tracked.capture()
-    tensors = {name: tensor.numpy().tobytes() for name, tensor in found.tensors.items()}
+    found = run.tracked.state()
+    tensors = {name: tensor.numpy().tobytes() for name, tensor in found.tensors().items()}
     return {**tensors, "values": repr(sorted(found.values.get("thing", {}).items())).encode()}
 
 

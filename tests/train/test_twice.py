@@ -26,6 +26,7 @@ def train(console: Console, directory: str, *words: str, ranks: int = 1) -> tupl
     return set(re.findall(r"digest (\w+)", ended.text)), ended.text
 
 
+@pytest.mark.system
 def test_a_branch_begins_where_its_parent_was(dock: Console):
     whole, _ = train(dock, "whole", "20")
     train(dock, "parent", "10")
@@ -44,6 +45,7 @@ def test_a_step_saved_twice_holds_nobody_up(dock: Console):
     assert (10, ["mine"]) in [(info.step, info.tags) for info in list_steps(dock.cwd / "tagged")]
 
 
+@pytest.mark.system
 def test_a_flipped_bit_is_found_and_its_rank_replaced(dock: Console):
     calm, _ = train(dock, "trusted", "12", "recheck=3", ranks=2)
     plain, _ = train(dock, "unchecked", "12", ranks=2)

@@ -82,7 +82,7 @@ def memory_of(data: bytes) -> int:
 
 
 def content_of(fd: int) -> bytes:
-    """All bytes of such memory, whoever read from it before."""
+    """All bytes of such memory, from its start."""
     size = os.fstat(fd).st_size
     return os.pread(fd, size, 0) if size < 1 << 30 else b"".join(_parts(fd, size))
 

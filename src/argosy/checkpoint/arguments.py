@@ -13,11 +13,7 @@ STEP_MAX = 10**12 - 1
 
 
 def checked_step(step: Any) -> int:
-    """A step as an int; tensors and numpy scalars of one integer will do.
-
-    Raises:
-        ConfigError: it is no whole number from 0 on.
-    """
+    """A step as an int; tensors and numpy scalars of one integer will do."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except (TypeError, ValueError, RuntimeError):
@@ -28,11 +24,7 @@ def checked_step(step: Any) -> int:
 
 
 def checked_metrics(metrics: Any) -> dict[str, float]:
-    """Metrics as floats, without those that are no finite number.
-
-    Raises:
-        ConfigError: one is no number at all.
-    """
+    """Metrics as floats, without those that are no finite number."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -49,22 +41,14 @@ def checked_metrics(metrics: Any) -> dict[str, float]:
 
 
 def checked_tags(tag: Any) -> list[str]:
-    """The tags of a step.
-
-    Raises:
-        ConfigError: it is no text.
-    """
+    """The tags of a step."""
     if tag is not None and (not isinstance(tag, str) or not tag):
         raise ConfigError(f"a tag is a text of at least one letter: {tag!r}")
     return [] if tag is None else [tag]
 
 
 def checked_keep(keep: Any) -> tuple[Keep, ...]:
-    """The policies by which steps are kept.
-
-    Raises:
-        ConfigError: one is none.
-    """
+    """The policies by which steps are kept."""
     kinds = get_args(Keep)
     known = tuple(keep) if isinstance(keep, Iterable) else (keep,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     for each in known:  # pyright: ignore[reportUnknownVariableType]
@@ -75,22 +59,14 @@ def checked_keep(keep: Any) -> tuple[Keep, ...]:
 
 
 def checked_keeping(keeping: Any) -> Any:
-    """How snapshots are kept beside the training.
-
-    Raises:
-        ConfigError: it is no such thing.
-    """
+    """How the keeper holds snapshots."""
     if keeping is not None and not hasattr(keeping, "bytes_max"):
         raise ConfigError(f"keeping= is a Keeping: {keeping!r}", hint="Keeping(), for example")
     return keeping
 
 
 def checked_cadence(cadence: Any) -> Cadence:
-    """How often saves are due; every 500 steps if nobody says.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """How often saves are due; every 500 steps if nobody says."""
     if cadence is not None and not isinstance(cadence, Cadence):
         raise ConfigError(f"cadence= is a Cadence: {cadence!r}", hint="Cadence(every_steps=500), for example")
     return cadence or Cadence(every_steps=500)

@@ -23,7 +23,7 @@ READERS = 4
 BATCH = 32
 """Reads that are planned before the first is performed; then twice as many, while these are."""
 DOUBLED = 3
-"""How often: 2 GiB, for which Ctrl-C waits, and who reads in vain."""
+"""How often batches grow: up to 2 GiB, for which Ctrl-C waits."""
 GAP_BYTES = 64 << 10
 Copies = Callable[[Entry, Box, int], Iterable[Copy]]
 """Given a chunk that lies at an address: the copies to be made of it."""

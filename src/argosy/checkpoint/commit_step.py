@@ -21,7 +21,7 @@ from argosy.checkpoint.format import (
     Root,
     StepNotFound,
     Unreadable,
-    era_of,
+    root_of,
     seal,
     step_of,
     unseal,
@@ -54,9 +54,9 @@ from argosy.transfer import Box
 RETRY_AFTER_S = (0.2, 1.0, 5.0)
 RANKS_TIMEOUT_S = 600.0
 SAY_S = 20.0
-"""Who waits so long for another rank says so."""
+"""After waiting so long for another rank, rank 0 reports it."""
 CROSSING_S = 2.0
-"""How often who waits for another rank looks whether that one saves something else."""
+"""How often a waiting rank checks whether another rank saves a different step."""
 PINS = "pins.json"
 
 
@@ -164,7 +164,7 @@ class Committer:
         yield from plan_rest(segment, chosen[0].size, f"{draft.name}/{index_name(self.rank)}", index)
 
     def _remove(self, path: str) -> None:
-        """Give back the room of what was written in vain; if its index is there already, somebody may rely on it."""
+        """Delete a failed attempt, unless its index is there already: then somebody may rely on it."""
         with suppress(OSError):
             directory = path.partition("/")[0]
             if index_name(self.rank) not in self.store.files.listdir(directory):
@@ -205,21 +205,11 @@ class Committer:
         paths = [f"{draft.name}/{index_name(rank)}" for rank in range(self.size)]
         indexes = [(path, self._await_sound(draft, path)) for path in paths]
         self._hold()
-        root = Root(
-            step=draft.step,
-            era=era_of(draft.name),
-            session=draft.name.rpartition("-")[2],
-            saved_at=time.time(),
-            size=self.size,
-            parts=[],
-            tags=draft.tags,
-            metrics=draft.metrics,
-            argosy=argosy.__version__,
-        )
-        self.store.perform(plan_root(draft.name, make_root(root, indexes)), None, self.before)
+        root = make_root(root_of(draft, time.time(), argosy.__version__), indexes)
+        self.store.perform(plan_root(draft.name, root), None, self.before)
 
     def _hold(self) -> None:
-        """See to it that the directory is still this run's; if it was removed and made again, take it again."""
+        """Check that the directory still belongs to this run; take it again if it was removed and made again."""
         if self.owner is None:
             return
         other = read_owner(self.store)
@@ -268,11 +258,7 @@ class Committer:
             pause = min(pause * 1.5, 0.05)
 
     def _check_crossing(self, draft: Draft) -> None:
-        """See to it that no rank saves another step as its save of the same number.
-
-        Raises:
-            ConfigError: one does.
-        """
+        """See to it that no rank saves another step as its save of the same number."""
         number = draft.name.rpartition("-")[2]
         for name in self.store.files.listdir("."):
             if name != draft.name and step_of(name) is not None and name.endswith(f"-{number}"):
@@ -307,11 +293,7 @@ class Committer:
         self.store.perform(plan_small(PINS, msgspec.json.encode(sorted(pins)), replaces=True))
 
     def untag(self, tag: str) -> None:
-        """Take a tag from the steps that have it: their roots are replaced by such without it.
-
-        Raises:
-            StepNotFound: none has.
-        """
+        """Take a tag from the steps that have it: their roots are replaced by such without it."""
         if self.rank != 0:
             return
         tagged = [(name, root) for name, root in roots(self.store.files) if isinstance(root, Root) and tag in root.tags]
@@ -340,7 +322,7 @@ def read_pins(files: Files) -> set[int]:
     """The steps that are pinned.
 
     Raises:
-        CorruptShard: the file is altered; whoever deletes must not guess.
+        CorruptShard: the file is altered; nothing may be deleted on a guess.
     """
     try:
         return set(msgspec.json.decode(files.read(PINS), type=list[int]))

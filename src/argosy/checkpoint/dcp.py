@@ -5,7 +5,7 @@
 import io
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import torch
 
 from argosy.core import ConfigError
 
-DICTS = "$dicts"
-"""The value that says what DCP forgets, as it makes text of keys and leaves empty dicts out: (path, keys) of such."""
 _ALLOWED = {
     ("torch.distributed.checkpoint.metadata", None),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -31,46 +29,29 @@ _ALLOWED = {
 
 class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if "." in name:
-            raise ConfigError(f"the metadata names something that is not a description of tensors: {module}.{name}")
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, None) in _ALLOWED or (module, name) in _ALLOWED:
+        if "." not in name and (is_dtype or (module, None) in _ALLOWED or (module, name) in _ALLOWED):
             return super().find_class(module, name)
         raise ConfigError(f"the metadata names something that is not a description of tensors: {module}.{name}")
 
 
 def write_dcp(content: Mapping[str, Any], target: Path) -> None:
-    """Write nested dicts into a directory; if DCP alone would not keep all of them, `$dicts` has the rest.
+    """Write nested dicts into a directory. DCP makes text of their keys, and leaves empty dicts out.
 
     Raises:
         ConfigError: two things would have one name, as DCP makes names of keys.
     """
     import torch.distributed.checkpoint as dcp
 
-    if DICTS in content:
-        raise ConfigError(f"two things would be named {DICTS}", hint="export it as torch")
-    odd = list(_odd_dicts(content, ()))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # That there is one process is meant.
-            dcp.save({**content, DICTS: odd} if odd else dict(content), checkpoint_id=target, no_dist=True)
+            dcp.save(dict(content), checkpoint_id=target, no_dist=True)
     except dcp.CheckpointException as error:
         failure, _ = next(iter(error.failures.values()))
         if isinstance(failure, ValueError):
             raise ConfigError(f"DCP cannot hold it: {failure}", hint="export it as torch") from None
         raise failure from None
-
-
-def _odd_dicts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], tuple[Any, ...]]]:
-    """Where DCP would not keep a dict, and the keys that it has. Tuples are kept whole, whatever is in them."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value) or not value:
-            yield path, tuple(value)
-        for key, inner in value.items():
-            yield from _odd_dicts(inner, (*path, str(key)))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _odd_dicts(inner, (*path, place))
 
 
 def reason_of(error: Exception) -> str:
@@ -107,21 +88,7 @@ def _nested(found: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any
     content: dict[str, Any] = {}
     for name in [*(each for each in paths if each in found), *(each for each in found if each not in paths)]:
         _put(content, paths.get(name, (name,)), found[name])
-    for path, keys in sorted(content.pop(DICTS, ()), key=lambda each: -len(each[0])):  # Inner ones first.
-        if keys:
-            _rename(content, path, keys)
-        else:
-            _put(content, path, {})
     return content
-
-
-def _rename(content: Any, path: Sequence[Any], keys: Sequence[Any]) -> None:
-    """Give the dict at `path` the keys of which DCP made text."""
-    for key in path:
-        content = content[key]
-    by_text = dict(content)
-    content.clear()
-    content.update((key, by_text[str(key)]) for key in keys)
 
 
 def _read(directory: Path, metadata: Any) -> tuple[dict[str, Any], list[str]]:

@@ -51,7 +51,7 @@ class StepNotFound(ArgosyError):
 
 
 class Unreadable(ArgosyError):
-    """What is stored cannot be read, or none of it is whole: no reason to begin anew."""
+    """What is stored cannot be read, or none of it is whole: do not start over."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -81,26 +81,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.name if self.box.shape == self.shape else f"{self.name}{self.box}"
 
     def chunks(self) -> list[tuple[Box, int]]:
-        """The boxes that `sums` belong to, each with its offset in the file."""
-        return chunks(self.box, self.dtype, self.offset)
+        """The boxes of at most 8 MiB that `sums` belong to, each with its offset in the file."""
+        if 0 < self.bytes <= CHUNK_BYTES:
+            return [(self.box, self.offset)]
+        size, offset = DTYPES[self.dtype], self.offset
+        found: list[tuple[Box, int]] = []
+        for part in cut(self.box, CHUNK_BYTES // size):
+            found.append((part, offset))
+            offset += part.cells * size
+        return found
 
 
 @lru_cache(1 << 14)
 def bytes_of(shape: tuple[int, ...], dtype: str) -> int:
     """The bytes of a box. There are few shapes, of which it is asked again and again."""
     return prod(shape) * DTYPES[dtype]
-
-
-def chunks(box: Box, dtype: str, offset: int) -> list[tuple[Box, int]]:
-    """Cut a contiguous box into chunks of at most 8 MiB, each with its offset."""
-    if 0 < bytes_of(box.shape, dtype) <= CHUNK_BYTES:
-        return [(box, offset)]
-    size = DTYPES[dtype]
-    found: list[tuple[Box, int]] = []
-    for part in cut(box, CHUNK_BYTES // size):
-        found.append((part, offset))
-        offset += part.cells * size
-    return found
 
 
 class UnitInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -182,6 +177,22 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     bytes: int = 0
     argosy: str = ""
+
+
+def root_of(draft: Draft, saved_at: float, argosy: str = "") -> Root:
+    """The manifest of a step, before its indexes are known."""
+    session = draft.name.rpartition("-")[2]
+    return Root(
+        step=draft.step,
+        era=era_of(draft.name),
+        session=session,
+        saved_at=saved_at,
+        size=draft.size,
+        parts=[],
+        tags=draft.tags,
+        metrics=draft.metrics,
+        argosy=argosy,
+    )
 
 
 class _Sealed(msgspec.Struct):

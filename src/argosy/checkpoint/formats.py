@@ -7,7 +7,7 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from argosy.checkpoint.dcp import read_dcp, reason_of, write_dcp
 from argosy.checkpoint.format import StepNotFound
 from argosy.checkpoint.hf import CONFIG, read_config, read_hf, write_hf
 from argosy.checkpoint.nested import MODELS, nested, of_modules, state_of
-from argosy.checkpoint.per_rank_values import without_equals
 from argosy.checkpoint.restore_step import Restored, restore
 from argosy.checkpoint.retention import KeepEvery
 from argosy.checkpoint.saver import Saver, warn
 from argosy.checkpoint.step_index import ELSEWHERE, Step
 from argosy.checkpoint.step_info import list_steps
-from argosy.checkpoint.step_search import Search
-from argosy.core import ArgosyError, ConfigError
+from argosy.core import ConfigError
 from argosy.transfer import holds_values
 
 FORMATS = ("hf", "dcp", "torch")
@@ -50,7 +48,12 @@ def export(
         raise ConfigError(f"it exists: {target}", hint="remove it, or choose another name")
     if kind == "torch" and target.is_dir():
         raise ConfigError(f"it is a directory: {target}", hint="torch.save writes a file: name one")
-    chosen, found = _whole(path, step)
+    try:
+        found = restore(path, step=step)  # Also one that only a keeper has yet.
+    except StepNotFound as error:
+        raise StepNotFound(str(error), hint=error.hint or ELSEWHERE) from None
+    chosen = found.stored
+    assert chosen is not None
     if kind == "hf":
         weights = _weights(chosen, found.tensors, module)
         written = {id(tensor) for tensor in weights.values()}
@@ -82,24 +85,6 @@ def _whole_or_not(target: Path) -> Generator[Path, None, None]:
         shutil.rmtree(place, ignore_errors=True)
         place.unlink(missing_ok=True)
         raise
-
-
-def _whole(path: str | Path, step: int | None) -> tuple[Step, Restored]:
-    """A step with its tensors, from wherever `restore` takes it: also one that only a keeper has yet."""
-    try:
-        found = restore(path, step=step)
-    except StepNotFound as error:
-        raise StepNotFound(str(error), hint=error.hint or ELSEWHERE) from None
-    search = Search(path, found.step, 0.0)
-    try:
-        for source in (each for each in search.sources if each.label == found.source):
-            for candidate in sorted(source.candidates(), reverse=True):
-                if candidate.step == found.step:
-                    with suppress(ArgosyError, OSError):
-                        return without_equals(source.open(candidate.name)[1]), found
-    finally:
-        search.close()
-    raise StepNotFound(f"step {found.step} was deleted while it was read from {found.source}", hint="try again")
 
 
 def _weights(step: Step, tensors: Mapping[str, Any], module: str | None) -> dict[str, Any]:
@@ -163,13 +148,11 @@ def import_(
     path: str | Path,
     step: int | None = None,
     *,
-    in_order: bool = False,
     say: Callable[[str], None] = warn,
 ) -> int:
     """Make a committed step (0 if not given) of another format's files; returns how many tensors it has.
 
-    `in_order` says that an optimizer whose state goes by numbers was made of `model.parameters()`, so that its moments
-    get the names of parameters; counts and shapes must agree. `say` is told what could not be kept.
+    `say` is told what could not be kept.
 
     Raises:
         ConfigError: they are not of this format, not whole, hold nothing that can be kept, or there is a step 0 and no
@@ -180,10 +163,10 @@ def import_(
     if step is None and any(each.step == 0 for each in list_steps(path)):
         raise ConfigError(f"step 0 is there already: {path}", hint="say which step it becomes: --step, or step=")
     content, unread = read_foreign(kind, Path(source))
-    state, notes = state_of(content, in_order=in_order)
+    state, notes = state_of(content)
     if kind == "hf":
         state.values |= read_config(Path(source))
-    for note in (*(f"left out {name}" for name in unread), *notes):
+    for note in (*(f"skipped {name}" for name in unread), *notes):
         say(note)
     count = sum(len(unit.members) + len(unit.aliases) for unit in state.units.values())
     if not count and (kind == "hf" or not state.values):

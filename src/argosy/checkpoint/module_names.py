@@ -62,11 +62,7 @@ def _is_stored(key: str, prefix: str, stored: State, live: State) -> bool:
 
 
 def check_prefixes(adoption: Adoption, live: State) -> None:
-    """Refuse to leave a whole module as it was where its tensors are stored, it seems, by other names.
-
-    Raises:
-        ConfigError: that is so.
-    """
+    """Refuse to leave a whole module as it was where its tensors are stored, it seems, by other names."""
     kept = set(adoption.kept)
     for key, prefix in live.modules.items() if adoption.unused else ():
         own = {name for name, unit in live.units.items() if name.startswith(prefix) and "parameter" in unit.members}

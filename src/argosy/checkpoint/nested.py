@@ -5,7 +5,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from argosy.checkpoint.numbered_state import are_groups, by_names, is_buffer, is_by_parameter, is_numbered, names_of
 from argosy.checkpoint.step_index import Step
 from argosy.core import ConfigError
 from argosy.transfer import (
@@ -23,17 +21,20 @@ from argosy.transfer import (
     Unit,
     describe,
     grown,
+    is_value,
     references,
     replicated,
     role_of,
     torch_dtypes,
+    value_of,
 )
 
 MODELS = ("model", "state_dict")
 """What people call the weights; they are named as a module alone names them, without a prefix."""
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 NUMBERED = (
-    "{0}: its state goes by numbers, and the file does not say of which parameters, so it is kept as it is and no "
-    "optimizer can be restored from it; if it was made of model.parameters(), import it again with --in-order"
+    "{0}: its state goes by numbers, so it is kept as it is and no optimizer can be restored from it; "
+    "to keep it, load the file into the optimizer in a script, and save that with a Saver"
 )
 LISTED = "{0}: its state has tensors in lists or dicts, so it is kept as it is and no optimizer can be restored from it"
 NAMES = {dtype: name for name, dtype in torch_dtypes.items()}
@@ -42,11 +43,7 @@ _GONE = object()
 
 
 def nested(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything of a step: `model`, each optimizer by its name, and the rest as it was saved.
-
-    Raises:
-        ConfigError: two of them have the same name.
-    """
+    """Everything of a step: `model`, each optimizer by its name, and the rest as it was saved."""
     found = {"model": weights} if (weights := of_modules(step, tensors)) else {}
     rest = {name: grown(value, tensors.__getitem__) for name, value in step.values.items()}
     for part in (_optimizers(step, tensors), rest):
@@ -58,7 +55,7 @@ def nested(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_modules(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters and buffers of modules, in their order: no moments, nothing that was saved beside them."""
+    """The parameters and buffers of modules, in their order: no moments, nothing else that was saved."""
     loose = set(references(step.values))
     names = [name for unit, info in step.units.items() for name in (unit, *info.aliases)]
     return {name: tensors[name] for name in names if name in tensors and name not in loose}
@@ -92,15 +89,11 @@ def _optimizers(step: Step, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def state_of(content: Any, *, in_order: bool = False) -> tuple[State, list[str]]:
-    """A state of nested dicts, and what is to be said of it: what was left out, and what others cannot use.
+def state_of(content: Any) -> tuple[State, list[str]]:
+    """A state of nested dicts, and messages: what was skipped, and what cannot be restored into an optimizer.
 
     What is named `model`, or is nothing but tensors, counts as a module's; an optimizer's state goes with its
-    parameters where it names them, and is kept as it is where it only counts them, unless `in_order` says that its
-    numbers are those of `model.parameters()`.
-
-    Raises:
-        ConfigError: two tensors would have one name, or an optimizer's state does not fit the parameters `in_order`.
+    parameters where it names them, and is kept as it is where it only counts them.
     """
     left: list[str] = []
     if not isinstance(content, Mapping):
@@ -111,19 +104,23 @@ def state_of(content: Any, *, in_order: bool = False) -> tuple[State, list[str]]
             raise ConfigError(f"two things would be named {key}, as a key of text and as another one")
         rest[str(key)] = value
     modules = _taken_modules(rest)
-    notes = [f"left out {each}" for each in left]
-    for name in [each for each in rest if is_numbered(rest[each])]:
-        if (known := names_of(name, rest[name], modules, in_order=in_order)) is not None:
-            rest[name] = by_names(rest[name], known)
-        else:
+    notes = [f"skipped {each}" for each in left]
+    optimizers: dict[str, Any] = {}
+    for name, value in rest.items():
+        if not _is_optimizer(value):
+            continue
+        named = {each for group in value["param_groups"] for each in group["params"] if each in modules}
+        value = {"state": {}, **value}  # DCP leaves out an empty one.
+        count = sum(len(group["params"]) for group in value["param_groups"])
+        if len(named) < count or not set(value["state"]) <= named:
             notes.append(NUMBERED.format(name))
-    optimizers = {name: value for name, value in rest.items() if _names_parameters(value, modules)}
-    for name in [each for each in optimizers if not _is_flat(optimizers[each])]:
-        del optimizers[name]
-        notes.append(LISTED.format(name))
+        elif not _is_flat(value):
+            notes.append(LISTED.format(name))
+        else:
+            optimizers[name] = value
     state = describe(others={name: value for name, value in rest.items() if name not in optimizers}, ranks=(0, 1))
     for unit in state.units.values():
-        if _LOCAL.match(unit.name):  # A generator: whoever restores has one of its own for each rank.
+        if _LOCAL.match(unit.name):  # A generator: each rank that restores has its own.
             unit.members["value"] = replace(unit.members["value"], role="local")
     _add_modules(state, modules)
     for title, one in optimizers.items():
@@ -189,22 +186,23 @@ def _is_module(value: Any) -> bool:
     return all(isinstance(key, str) and isinstance(each, torch.Tensor) for key, each in value.items())
 
 
-def _names_parameters(value: Any, modules: Mapping[str, torch.Tensor]) -> bool:
-    """Whether it is an optimizer's state by names of parameters, all of them known."""
-    if not isinstance(value, dict) or set(value) - {"state", "param_groups"} or not value.get("param_groups"):
+def _is_optimizer(value: Any) -> bool:
+    """Whether it has the form of an optimizer's state_dict."""
+    if not isinstance(value, dict) or set(value) - {"state", "param_groups"}:
         return False
-    groups, state = value["param_groups"], value.get("state", {})
-    if not are_groups(groups) or not is_by_parameter(state):
+    state, groups = value.get("state", {}), value.get("param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list) or not groups:
         return False
-    named = {name for group in groups for name in group["params"] if isinstance(name, str) and name in modules}
-    count = sum(len(group["params"]) for group in groups)
-    return len(named) == count and set(state) <= named
+    lists = [group.get("params") if isinstance(group, dict) else None for group in groups]
+    are_names = all(isinstance(each, list) and all(isinstance(name, str | int) for name in each) for each in lists)
+    return are_names and all(isinstance(own, dict) for own in state.values())
 
 
 def _is_flat(optimizer: Mapping[str, Any]) -> bool:
-    """Whether a unit has a place for each tensor of its state."""
-    values = [value for own in optimizer.get("state", {}).values() for value in own.values()]
-    return not any(_holds_tensors(value) for value in values if not isinstance(value, torch.Tensor))
+    """Whether a unit has a place for all of its state and options."""
+    values = [value for own in optimizer["state"].values() for value in own.values()]
+    values += [value for group in optimizer["param_groups"] for value in group.values()]
+    return all(isinstance(each, torch.Tensor) or (is_value(each) and not _holds_tensors(each)) for each in values)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -234,40 +232,34 @@ def _add_modules(state: State, tensors: Mapping[str, torch.Tensor]) -> None:
         whole = state.units.setdefault(unit, Unit(unit))
         if key:
             whole.members[key] = _of_optimizer(key, tensor, tensors.get(unit, tensor).shape)
-        elif is_buffer(name, tensor):
+        elif _is_buffer(name, tensor):
             whole.members["value"] = _member("value", "buffer", tensor)
         else:
             whole.members["parameter"] = _member("parameter", "parameter", tensor)
 
 
+def _is_buffer(name: str, tensor: torch.Tensor) -> bool:
+    """Files do not say it: by the names of BatchNorm's, and by integers that are no quantised weights."""
+    last = name.rpartition(".")[2]
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return last in BUFFERS or not (is_number or last in ("weight", "bias"))
+
+
 def _add_optimizer(state: State, title: str, one: Mapping[str, Any]) -> None:
     units = {name: unit for unit in state.units.values() for name in (unit.name, *unit.aliases)}
     for group in one["param_groups"]:
-        options = {key: _option(value) for key, value in group.items() if key != "params"}
+        options = {key: value_of(value) for key, value in group.items() if key not in ("params", "param_names")}
         for name in group["params"]:
             unit = units[name]
             shape = next(iter(unit.members.values())).shape
             unit.options = {**options, "optimizer": title}
-            for key, value in one.get("state", {}).get(name, {}).items():
+            for key, value in one["state"].get(name, {}).items():
                 if isinstance(value, torch.Tensor):
                     unit.members[key] = _of_optimizer(key, value, shape)
                 elif key == WRAPPED_NOTE:
-                    unit.options[key] = _option(value)
+                    unit.options[key] = value_of(value)
                 else:
-                    unit.options.setdefault("state", {})[key] = _option(value)
+                    unit.options.setdefault("state", {})[key] = value_of(value)
             for key, note in unit.options.get(WRAPPED_NOTE, {}).items():
                 for each in (f"{key}.{part}" for part in note["blocks"]):
                     unit.members[each] = replace(unit.members[each], kind="blocked")
-
-
-def _option(value: Any) -> Any:
-    """An option as JSON can say it, which knows neither tuples nor infinity."""
-    if isinstance(value, list | tuple):
-        return [_option(inner) for inner in value]
-    if isinstance(value, dict):
-        return {str(key): _option(inner) for key, inner in value.items()}
-    if isinstance(value, torch.Tensor):
-        value = value.item() if value.numel() == 1 else value.tolist()
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return {"$int": hex(value)}
-    return {"$float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value

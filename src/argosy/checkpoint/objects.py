@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from threading import Event, Thread
 from typing import Any
 
 from argosy.checkpoint.files import Files
@@ -22,8 +21,6 @@ from argosy.core import ConfigError
 READ_TRIES = 3
 RETRY_S = 12.0
 """A request that fails is made again for so long, inside obstore, then the call fails; obstore's own is 3 minutes."""
-SLOW_S = 3.0
-"""A put that takes longer may be one that fails again and again: the store is asked for a word."""
 RETRY: dict[str, Any] = {
     "max_retries": 100,
     "retry_timeout": timedelta(seconds=RETRY_S),
@@ -66,7 +63,7 @@ def first_line(error: Exception) -> str:
 class Line:
     """The way to a store, in two kinds: requests that are made again when they fail, and such that are not.
 
-    Behind one that failed for long enough none is made again until one succeeds: cleaning up must not take minutes.
+    After a request failed for long enough, none is retried until one succeeds: cleaning up must not take minutes.
     """
 
     def __init__(self, url: str) -> None:
@@ -99,29 +96,20 @@ class Line:
         return found
 
     def read(self, call: Callable[[Any], Any]) -> Any:
-        """Read, and once more if the answer broke off: obstore tries refused requests again, but not half a body."""
-        for _ in range(READ_TRIES - 1):
+        """Read, and once more if the answer broke off or never came. obstore retries only requests that were refused.
+
+        A store that was down before is asked once.
+        """
+        tries = 1 if self._is_down else READ_TRIES
+        for _ in range(tries - 1):
             try:
                 return self.call(call)
             except FileNotFoundError:
                 raise
             except OSError:
                 if self._is_down:
-                    raise
+                    break  # It did not answer for long: one request more may find it answering again.
         return self.call(call)
-
-    def fault(self) -> str:
-        """What is wrong with the store, if it does not answer at all."""
-        import obstore
-
-        try:
-            with as_os_error(self.url):
-                obstore.head(self.once, ROOT)
-        except (FileNotFoundError, PermissionError):
-            return ""
-        except OSError as error:
-            return str(error.strerror)
-        return ""
 
 
 class ObjectFiles:
@@ -164,8 +152,6 @@ class ObjectStore:
 
     def __init__(self, url: str, folder: str) -> None:
         self.name = f"{url.rstrip('/')}/{folder}"
-        self.say: Callable[[str], None] = lambda _: None
-        """Told while a put fails again and again."""
         try:
             self._line = Line(self.name)
         except ImportError:
@@ -217,33 +203,13 @@ class ObjectStore:
             parts[-1] = parts[-1][: len(parts[-1]) - excess]
         import obstore
 
-        with self._watched():
-            if only_if_new:
-                data = b"".join(parts)
-                if not self.put(path, data, only_if_new=True) and self.files.read(path) != data:  # O2
-                    raise FileExistsError(17, "another writer was first", f"{self.name}/{path}")
-            else:
-                source: Any = parts[0] if len(parts) == 1 else iter(parts)  # From where they lie, uncopied.
-                self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
-
-    @contextmanager
-    def _watched(self) -> Generator[None, None, None]:
-        """Say it once if a call takes long and the store does not answer meanwhile."""
-        is_over = Event()
-
-        def watch() -> None:
-            while not is_over.wait(SLOW_S):
-                fault = self._line.fault()
-                if fault:
-                    if not is_over.is_set():
-                        self.say(f"{self.name}: {fault}; it is retried")
-                    return
-
-        Thread(target=watch, name="argosy-watch", daemon=True).start()
-        try:
-            yield
-        finally:
-            is_over.set()
+        if only_if_new:
+            data = b"".join(parts)
+            if not self.put(path, data, only_if_new=True) and self.files.read(path) != data:  # O2
+                raise FileExistsError(17, "another writer was first", f"{self.name}/{path}")
+        else:
+            source: Any = parts[0] if len(parts) == 1 else iter(parts)  # From where they lie, uncopied.
+            self._line.call(lambda store: obstore.put(store, path, source), self._line.patient)
 
     def put(self, path: str, data: bytes, *, only_if_new: bool = False) -> bool:
         import obstore

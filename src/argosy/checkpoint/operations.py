@@ -1,6 +1,6 @@
 """A save as a list of operations: planned as values, so that every crash can be enumerated. Pure.
 
-C1  What loads is bitwise a saved step.
+C1  A step that loads has exactly the saved bits.
 C2  Acknowledged means durable.
 C3  Nothing that a kept step needs is deleted.
 """
@@ -133,16 +133,14 @@ def plan_rest(segment: Segment, size: int, index_path: str, index: bytes) -> lis
     else:
         written = [Create(path), Allocate(path, blocks(size)), *segment.writes(0, size)]
     whole = [*written, Truncate(path, size), Sync(path)] if size else []
-    return [*whole, *plan_index(index_path, index)]
-
-
-def plan_index(path: str, data: bytes) -> list[Operation]:
-    """Write an index; its name appears only when it and its segment are durable, which tells the root."""
-    return plan_small(path, data)
+    return [*whole, *plan_small(index_path, index)]
 
 
 def plan_small(path: str, data: bytes, *, replaces: bool = False) -> list[Operation]:
-    """Write a small file under a temporary name, make it durable, give it its name."""
+    """Write a small file under a temporary name, make it durable, give it its name.
+
+    An index has its name only when it and its segment are durable, which tells the root.
+    """
     temporary = f"{path}.tmp"
     return [Create(temporary), Write(temporary, 0, data), Sync(temporary), Rename(temporary, path, replaces)]
 

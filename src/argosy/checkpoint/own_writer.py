@@ -26,7 +26,7 @@ class Snapshotting(Filling, Protocol):
 
 
 class Writer(Protocol):
-    """What a saver needs of whoever commits its snapshots."""
+    """Commits the snapshots of a saver."""
 
     def lend(self, size: int) -> Arena:
         """An arena of at least `size` bytes that nobody reads; waits for one, up to a deadline."""
@@ -52,7 +52,6 @@ class OwnWriter:
 
     def __init__(self, committer: Committer) -> None:
         self.committer = committer
-        committer.store.say = committer.say
         # The last one used comes first: a second is made only when two saves are under way.
         self._arenas: queue.LifoQueue[Arena | None] = queue.LifoQueue()
         for _ in range(ARENAS):
@@ -106,7 +105,7 @@ class OwnWriter:
         if self.committer.owner is not None:
             try:
                 release(self.committer.store, self.committer.owner)
-            except OSError as error:  # Whoever comes next finds that the owner is dead.
+            except OSError as error:  # The next run finds that the owner is dead.
                 self.committer.say(f"{self.committer.store.name} could not be released: {error}")
         deadline = time.monotonic() + 1.0
         for _ in range(ARENAS):

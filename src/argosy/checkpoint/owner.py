@@ -19,7 +19,7 @@ OWNER = "owner.json"
 GRACE_S = 1.0
 """How long an owner may take to let go: a keeper whose last saver was closed tidies up first."""
 SETTLE_S = 0.25
-"""Who found a dead owner deletes its record within this time."""
+"""A process that found a dead owner deletes its record within this time."""
 LEAVE_S = 600.0
 """How long a new saver waits for the saves of one that was dropped."""
 
@@ -54,7 +54,7 @@ class DirectoryInUse(ConfigError):
 
 
 def claim(place: str, site: str) -> Claim:
-    """A saver of this process will write to a place. Waits for one that nobody has any more to end its saves.
+    """Register a saver of this process for a place; waits until a dropped saver of that place has ended its saves.
 
     Raises:
         DirectoryInUse: another one does.
@@ -95,36 +95,34 @@ def take(store: Store, session: str) -> Owner:
 
 
 def _take(store: Store, me: Owner, *, is_alone: bool) -> Owner:
-    deadline = time.monotonic() + GRACE_S
-    for attempt in range(3):
-        if store.put(OWNER, msgspec.json.encode(me), only_if_new=True):
-            if attempt and not is_alone:  # Others may have found the same dead owner, and delete this record for it.
-                time.sleep(SETTLE_S)
-            if not attempt or is_alone or read(store) == me:
-                return me
+    deadline, has_deleted = time.monotonic() + GRACE_S, False
+    crowded = DirectoryInUse(f"another run takes this directory at the same moment: {store.name}")
+    while not store.put(OWNER, msgspec.json.encode(me), only_if_new=True):
+        other = read(store)
+        error = None if other is None else _if_alive(store, other, me)
+        if time.monotonic() > deadline:
+            raise error or crowded
+        if error is not None:
+            time.sleep(GRACE_S / 20)
             continue
-        while (other := read(store)) is not None and (other.pid, other.started_at) != (me.pid, me.started_at):
-            try:
-                _refuse_if_alive(store, other, me.host)
-                break
-            except DirectoryInUse:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(GRACE_S / 20)
         store.delete(OWNER)
-    raise DirectoryInUse(f"another run takes this directory at the same moment: {store.name}")
+        has_deleted = True
+    if has_deleted and not is_alone:  # Others may have found the same dead owner, and delete this record for it.
+        time.sleep(SETTLE_S)
+        if read(store) != me:
+            raise crowded
+    return me
 
 
-def _refuse_if_alive(store: Store, other: Owner, host: str) -> None:
-    if other.host != host:
-        raise DirectoryInUse(
-            f"a run on {other.host} (pid {other.pid}) writes to {store.name}",
-            hint=f"if it is gone, remove {store.name}/{OWNER}",
-        )
-    if is_living(other.pid, other.started_at):
-        raise DirectoryInUse(
-            f"another run (pid {other.pid}) writes to {store.name}", hint="stop it, or choose another directory"
-        )
+def _if_alive(store: Store, other: Owner, me: Owner) -> DirectoryInUse | None:
+    """Why the directory cannot be had; None: its owner is gone, or this process."""
+    if other.host != me.host:
+        hint = f"if it is gone, remove {store.name}/{OWNER}"
+        return DirectoryInUse(f"a run on {other.host} (pid {other.pid}) writes to {store.name}", hint=hint)
+    if (other.pid, other.started_at) == (me.pid, me.started_at) or not is_living(other.pid, other.started_at):
+        return None
+    hint = "stop it, or choose another directory"
+    return DirectoryInUse(f"another run (pid {other.pid}) writes to {store.name}", hint=hint)
 
 
 def is_living(pid: int, started_at: float) -> bool:

@@ -1,7 +1,7 @@
-"""What ranks may differ in: values, and small tensors beside modules and optimizers (cursors, states of generators).
+"""What ranks may differ in: values, and small tensors outside modules and optimizers (cursors, states of generators).
 
-D1  Rank 0's are the ones that all ranks share; each other rank says its own beside them, under `rank3/name`.
-D2  Who reads forgets those that are equal to rank 0's. A rank gets its own back, one that was not there rank 0's.
+D1  All ranks share rank 0's values; each other rank saves its own under `rank3/name`.
+D2  A reader drops values that are equal to rank 0's. A rank gets its own back; a new rank gets rank 0's.
 """
 
 import re
@@ -17,12 +17,18 @@ from argosy.transfer import State, Unit, references, referring, replicated
 
 OWN_BYTES, OWN_TENSORS = 16 << 20, 1024
 """Of one name: where there is more, its tensors count as equal on all ranks."""
-_OWN = re.compile(r"(rank\d+/)(.*)", re.DOTALL)
+_OWN = re.compile(r"(rank(\d+)/)(.*)", re.DOTALL)
 
 
 def is_own(name: str) -> bool:
     """Whether it is the name of what one rank has."""
-    return _OWN.fullmatch(name) is not None
+    return owner_of(name) is not None
+
+
+def owner_of(name: str) -> int | None:
+    """The rank whose own it is by its name."""
+    match = _OWN.fullmatch(name)
+    return None if match is None else int(match[2])
 
 
 def add_own(state: State, names: Iterable[str]) -> None:
@@ -58,7 +64,7 @@ def _are_small(state: State, names: Sequence[str]) -> bool:
 
 def without_equals(step: Step) -> Step:
     """D2: the step without what a rank says that rank 0 says too."""
-    found = [match for name in step.values if (match := _OWN.fullmatch(name)) and match[2] in step.values]
+    found = [match for name in step.values if (match := _OWN.fullmatch(name)) and match[3] in step.values]
     if not found:
         return step
     contents: dict[str, list[Any]] = {}
@@ -70,7 +76,7 @@ def without_equals(step: Step) -> Step:
         tree, own = step.values[match[0]], match[1]
         plain = {each: each.removeprefix(own) for each in references(tree)}
         is_equal = all(contents.get(mine) == contents.get(shared) for mine, shared in plain.items())
-        if is_equal and referring(tree, plain) == step.values[match[2]]:
+        if is_equal and referring(tree, plain) == step.values[match[3]]:
             gone |= {match[0], *(each for each in plain if each.startswith(own))}
     return replace(
         step,
@@ -82,7 +88,7 @@ def without_equals(step: Step) -> Step:
 
 def differing(step: Step) -> list[str]:
     """The names under which ranks said different things."""
-    return sorted({match[2] for name in step.values if (match := _OWN.fullmatch(name)) and match[2] in step.values})
+    return sorted({match[3] for name in step.values if (match := _OWN.fullmatch(name)) and match[3] in step.values})
 
 
 def kept_apart(entries: Iterable[Entry]) -> set[str]:

@@ -95,7 +95,7 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_S)
     except (DeadlinePassed, KeyboardInterrupt):
-        # As if it had not been asked: who comes later finds no old answer.
+        # A rank that comes later must find no old answer.
         store.delete_key(keys[dist.get_rank()])
         _rounds -= 1
         raise

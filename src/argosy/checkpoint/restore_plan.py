@@ -8,7 +8,7 @@ import msgspec
 
 from argosy.checkpoint.format import Entry
 from argosy.checkpoint.module_names import aligned_names, check_prefixes
-from argosy.checkpoint.per_rank_values import own_first
+from argosy.checkpoint.per_rank_values import own_first, owner_of
 from argosy.checkpoint.rank_exchange import EXCHANGE_TIMEOUT_S
 from argosy.checkpoint.remap import Remap, remapped
 from argosy.checkpoint.step_index import Step, stored_state
@@ -38,6 +38,8 @@ class Wish:
     partial: bool = False
     fresh: bool = False
     roles: Collection[Role] | None = None
+    own: Sequence[Any] = ()
+    """Parameters of which each rank has its own, as `Saver` was told."""
     timeout_s: float = EXCHANGE_TIMEOUT_S
     """How long to wait for other ranks."""
 
@@ -114,7 +116,7 @@ def _missing(adoption: Adoption, stored: State, live: State) -> list[str]:
 
 
 def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> None:
-    """Refuse what would leave live state as it was, or begin moments anew, without having been asked."""
+    """Refuse to leave live state as it was, or to begin moments again, unless the caller asked for it."""
     if wish.partial or wish.roles is not None:
         check_prefixes(adoption, live)
         if not wish.partial and (lacking := [name for name in missing if _has_role(name, live, wish)]):
@@ -130,7 +132,7 @@ def _check(adoption: Adoption, live: State, wish: Wish, missing: list[str]) -> N
         raise ConfigError(f"not stored: {some(missing)}", hint="pass partial=True to leave them as they are")
     if adoption.bare and not wish.fresh:
         raise ConfigError(
-            f"stored without moments, which the optimizer here would begin anew: {some(adoption.bare)}",
+            f"stored without moments, which the optimizer here would start from zero: {some(adoption.bare)}",
             hint="pass fresh=True if that is meant",
         )
 
@@ -160,20 +162,23 @@ def _chosen(renamed: State, live: State, wish: Wish) -> State:
 def _of_roles(unit: Unit, roles: Collection[Role]) -> Unit:
     members = {key: member for key, member in unit.members.items() if member.role in roles}
     options = unit.options
-    if "moment" not in roles:  # The optimizer here begins anew, as it was made.
+    if "moment" not in roles:  # The optimizer here stays as it was made.
         options = {key: value for key, value in options.items() if key == "optimizer"}
     return Unit(unit.name, members, options, unit.aliases)
 
 
 def _is_foreign(unit: Unit, live: State) -> bool:
-    return _is_local(unit) and not unit.name.startswith(f"rank{live.rank}/")
+    """Whether it is another rank's own. Parameters of a rank that is not there any more have no place."""
+    rank = owner_of(unit.name)
+    return rank is not None and rank != live.rank and (rank < live.size or _is_local(unit))
 
 
 def _is_local(unit: Unit) -> bool:
     return "local" in [member.role for member in unit.members.values()]
 
 
-def some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 

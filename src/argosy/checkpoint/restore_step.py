@@ -21,7 +21,7 @@ from argosy.checkpoint.restore_plan import Wish, fit, some
 from argosy.checkpoint.restore_targets import Landing, wanted_chunks
 from argosy.checkpoint.shared_verify import reads_of, sharing_ranks, verified_by
 from argosy.checkpoint.snapshot import address_of
-from argosy.checkpoint.state_input import as_state, new_tensor, without_collection
+from argosy.checkpoint.state_input import as_state, declared, new_tensor, without_collection
 from argosy.checkpoint.step_index import Candidate, Source, Step, stored_state
 from argosy.checkpoint.step_search import Kind, Search
 from argosy.checkpoint.stores import located
@@ -30,13 +30,13 @@ from argosy.transfer import (
     Adoption,
     Copy,
     Member,
-    Spot,
     State,
     copy_boxes,
     grown,
     held,
     replicated,
     spot,
+    spot_in,
     strides_of,
 )
 
@@ -51,6 +51,8 @@ class Restored:
     bytes: int
     tensors: dict[str, Any] = field(default_factory=dict[str, Any])
     """Without `into`: every tensor by its name."""
+    stored: Step | None = field(default=None, repr=False)
+    """Without `into`: what the step says of them."""
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     options: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     kept: list[str] = field(default_factory=list[str])
@@ -64,7 +66,7 @@ class Restored:
 
     def __str__(self) -> str:
         line = f"step {self.step:,} from {self.source} in {self.seconds:.1f} s, verified"
-        lines = [f"passed over {reason}" for reason in self.skipped]
+        lines = [f"skipped {reason}" for reason in self.skipped]
         if self.kept:
             lines.append(f"not stored, and left as it was: {some(self.kept)}")
         if self.merged:
@@ -90,7 +92,8 @@ def restore(
     are written in place, in whatever layout they have, and values are put back into the dict. Without it, the tensors
     are returned whole: no ranks, no process group. Keyword arguments are those of `Wish`: `rename` maps stored names to
     live ones. `remap` makes other tensors of them. `partial=True` accepts names that only one side has. `roles`
-    restores only these. `fresh=True` leaves missing moments as they are. `timeout_s` bounds the wait for other ranks.
+    restores only these. `own` are the parameters of which each rank has its own. `fresh=True` leaves missing moments
+    as they are. `timeout_s` bounds the wait for other ranks.
 
     Raises:
         StepNotFound: nothing was committed, or not this step.
@@ -125,7 +128,7 @@ class _Opened(NamedTuple):
 
 def _restore(search: Search, into: Any, wish: Wish) -> Restored:
     """Try one candidate after the other, each on all ranks."""
-    into = _Into(into)
+    into = _Into(into, wish.own)
     search.begin(into.size, into.fault)
     while True:
         candidate = search.next()
@@ -142,14 +145,15 @@ def _restore(search: Search, into: Any, wish: Wish) -> Restored:
 class _Into:
     """What is restored into, described when that is needed: who is alone has files read meanwhile."""
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: Any, own: Sequence[Any]) -> None:
         self._thing, self._state = thing, thing if isinstance(thing, State) else None
+        self._own = own
         self.rank, self.size = 0, 1
         self.fault: ArgosyError | None = None
         if self._state or (thing is not None and is_in_group()):
             try:
                 self.rank, self.size = self.state().rank, self.state().size
-            except ArgosyError as error:  # Those who fail here still tell the others.
+            except ArgosyError as error:  # A rank that fails here still tells the others.
                 self.fault, (self.rank, self.size) = error, place()
 
     @property
@@ -158,7 +162,7 @@ class _Into:
 
     def state(self) -> State:
         if self._state is None:
-            self._state = as_state(self._thing)
+            self._state = as_state(self._thing, declared=declared("restore", own=self._own))
         return self._state
 
 
@@ -254,7 +258,7 @@ class _Collecting:
         options = {unit.name: unit.options for unit in self._stored.units.values() if unit.options}
         label = self.source.label if self.source else ""
         values = {name: grown(value, tensors.__getitem__) for name, value in self._found.values.items()}
-        return Restored(self._found.root.step, label, 0.0, total, tensors, values, options)
+        return Restored(self._found.root.step, label, 0.0, total, tensors, self._found, values, options)
 
 
 def _fresh(member: Member) -> Member:
@@ -329,7 +333,7 @@ class _Remapping:
             size, source = member.itemsize, address_of(self._fitted.sources[name])
             for piece in held(member, self.rank):
                 held_at = spot(source, size, strides_of(member.shape), piece.box.start)
-                to = Spot(self._landing.addresses[name] + piece.offset * size, piece.strides)
+                to = spot_in(piece, self._landing.addresses[name], size, piece.box.start)
                 copies.append(Copy(piece.box, member.shape, size, held_at, to))
         copy_boxes(copies)
 

@@ -8,57 +8,42 @@ from statistics import median
 from argosy.checkpoint.retention import Cadence
 
 FIRST_STEPS = 10
-"""The first save comes early: until then nobody knows what one costs."""
-SETTLED = 2
-"""So many steps behind a save its cost is known: the fence is in the first."""
+"""The first saves come early: until then nobody knows what one costs."""
 _SEEN = 32
 
 
 class Pace:
-    """Measures steps and saves; rank 0 decides, and `share` gives its number to all ranks."""
+    """Measures steps and saves; what a save cost is known at the next. `share` gives rank 0's choice to all ranks."""
 
     def __init__(
-        self,
-        cadence: Cadence,
-        share: Callable[[int], int] = lambda steps: steps,
-        failures: Callable[[], float] | None = None,
+        self, cadence: Cadence, share: Callable[[int], int] = int, failures: Callable[[], float] | None = None
     ) -> None:
-        self._cadence, self._share = cadence, share
-        self._failures = failures or cadence.per_second
+        self._cadence, self._share, self._failures = cadence, share, failures or cadence.per_second
         self._steps: deque[float] = deque(maxlen=_SEEN)
         self._costs: deque[float] = deque(maxlen=_SEEN)
-        self._cost = 0.0
         self._asked_at: float | None = None
         self._last = 0
-        self._since: int | None = None
         self.interval = cadence.every_steps or FIRST_STEPS
 
     def lost(self, seconds: float) -> None:
-        """Training stood still for a save."""
-        self._cost += seconds
+        """Training stood still for the last save."""
+        if self._costs:
+            self._costs[-1] += seconds
 
     def saved(self, step: int) -> None:
         """A save of `step` was begun."""
-        self._last, self._since, self._asked_at = step, 0, None
+        if self._costs and self._steps and self._cadence.every_steps is None:
+            chosen = self._cadence.steps(median(self._steps), median(self._costs), self._failures())
+            self.interval = self._share(chosen)
+        self._costs.append(0.0)
+        self._last, self._asked_at = step, None
 
     def due(self, step: int, now: float) -> bool:
         """Whether a save is due; called once per step."""
         if self._asked_at is not None and now > self._asked_at:
             self._steps.append(now - self._asked_at)
         self._asked_at = now
-        if self._since is not None:
-            self._since += 1
-            if self._since == SETTLED and self._cadence.every_steps is None:
-                self._costs.append(self._cost)
-                self._cost, self._since = 0.0, None
-                self.interval = self._share(self.choose())
         return step - self._last >= self.interval
-
-    def choose(self) -> int:
-        """Steps between saves, for the usual step and the usual save."""
-        if not self._steps or not self._costs:
-            return FIRST_STEPS
-        return self._cadence.steps(median(self._steps), median(self._costs), self._failures())
 
 
 def failure_rate(per_day: float, failures: int, days: float) -> float:

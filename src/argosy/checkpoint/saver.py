@@ -40,12 +40,13 @@ from argosy.checkpoint.rank_exchange import exchanged, place, run_begun_at, sess
 from argosy.checkpoint.retention import Cadence, Keep, KeepBest, KeepLast
 from argosy.checkpoint.save_interval import Pace, failure_rate
 from argosy.checkpoint.snapshot import SAMPLE, Snapshot
-from argosy.checkpoint.state_input import as_state, without_collection
+from argosy.checkpoint.state_input import as_state, declared, without_collection
 from argosy.checkpoint.step_search import newest_of
 from argosy.checkpoint.stores import is_url, located, open_store
 from argosy.checkpoint.write_plan import Arrangement, Habits, form_of
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
+from argosy.observe import span
 from argosy.transfer import Role, State, Unit, checked_roles
 
 FLAG = "set a flag, and save when the loop comes by"
@@ -53,7 +54,7 @@ OPTIMIZER = os.path.join("torch", "optim", "optimizer.py")
 
 
 class _Wanted(NamedTuple):
-    """What is said of one save, checked."""
+    """The checked arguments of one save."""
 
     tags: list[str]
     metrics: dict[str, float]
@@ -74,7 +75,9 @@ class Mark(NamedTuple):
 class Saver:
     """Writes the checkpoints of one run. Every rank makes one, and saves the same steps in the same order.
 
-    All make it together, except with `like`: so a rank that was replaced joins those that live.
+    All make it together, except with `like`: so a rank that was replaced joins those that live. On several ranks every
+    trained parameter is a DTensor, or in DDP or `replicate`, or named here, as a module, a parameter or a pattern of
+    names: `own` are those that each rank trains for itself, `replicated` those that the script keeps alike.
 
     Raises:
         DirectoryInUse: another living run writes to this directory.
@@ -88,11 +91,14 @@ class Saver:
         keep: Iterable[Keep] = (KeepLast(3),),
         cadence: Cadence | None = None,
         keeping: Keeping | None = None,
+        own: Iterable[Any] = (),
+        replicated: Iterable[Any] = (),
         sample: int = SAMPLE,
         like: "Mark | None" = None,
         say: Callable[[str], None] = warn,
     ) -> None:
         policies, cadence, path = checked_keep(keep), checked_cadence(cadence), located(path)
+        self._declared = declared("Saver", own=own, replicated=replicated)
         self._metrics = {each.metric for each in policies if isinstance(each, KeepBest)}
         self.rank, self.size = place()
         self._sample, self._count, self._say = sample, 0 if like is None else like.saves, say
@@ -152,7 +158,7 @@ class Saver:
         return writer
 
     def _kept(self, keeping: Keeping, path: str) -> Callable[[], Writer]:
-        """Who joins the others in the middle has their keeper, not a new one."""
+        """A rank that joins running ranks uses their keeper and starts none."""
         return lambda: KeptWriter(self._committer, keeping, path, may_start=not self._alone)
 
     def _agree(
@@ -180,6 +186,7 @@ class Saver:
         is_kept = not isinstance(self._writer, KeptWriter) or self._writer.is_kept
         return Mark(self._session, self._count, self._newest, is_kept)
 
+    @span("checkpoint")
     def save(
         self,
         state: Any,
@@ -196,7 +203,7 @@ class Saver:
         tagged step is kept until its tag is removed (`untag`). While two saves are under way the third waits for the
         first; with a keeper none waits for the disk. All steps of a later `era` are newer than those of an earlier
         one: a step below the newest begins one by itself, as a training does that has gone back to an older step.
-        Metrics that are not finite are not kept. Where memory for the copy cannot be had, that is said, and the handle
+        Metrics that are not finite are dropped. If there is no memory for the copy, a line reports it and the handle
         has the error.
 
         Raises:
@@ -269,7 +276,7 @@ class Saver:
         arena: Arena | None = None
         try:
             with without_collection():
-                described = as_state(state, saving=True)
+                described = as_state(state, saving=True, declared=self._declared)
                 if (described.rank, described.size) != (self.rank, self.size):
                     here = f"the saver of {self.rank} of {self.size}"
                     raise ConfigError(
@@ -293,7 +300,7 @@ class Saver:
             raise
         self._jobs.put(job)  # Before it is known of: a signal handler may wait for all that is.
         self._handles = [each for each in self._handles if not each.durable.done()] + [handle]
-        # What several ranks save may wait for one that is lost; a keeper has it before it is durable.
+        # A save of several ranks may wait for a lost rank; a keeper has the snapshot before it is durable.
         if self.size == 1 and isinstance(self._writer, OwnWriter):
             under_way[self._path] = self._handles
         return described, job.snapshot
@@ -333,14 +340,10 @@ class Saver:
     def _paced(self, cadence: Cadence) -> Pace:
         size, begun = self.size, run_begun_at()
 
-        def share(steps: int) -> int:
-            return int(str(exchanged(size, (str(steps), None))[0][0]))
-
         def failures() -> float:
-            days = (time.time() - begun) / 86400
-            return failure_rate(cadence.failures_per_day, here().rank.generation, days)
+            return failure_rate(cadence.failures_per_day, here().rank.generation, (time.time() - begun) / 86400)
 
-        return Pace(cadence, share, failures)
+        return Pace(cadence, lambda steps: int(exchanged(size, (str(steps), None))[0][0]), failures)
 
     def pin(self, step: int) -> None:
         """Keep a step until it is unpinned, whatever the policies say.
@@ -363,6 +366,7 @@ class Saver:
         """
         self._committer.untag(tag)
 
+    @span("checkpoint")
     def flush(self, timeout_s: float = 600.0) -> None:
         """Wait until every save begun is durable, or a later one is instead of it; raises the first failure.
 

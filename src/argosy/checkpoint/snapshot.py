@@ -1,6 +1,7 @@
 """Copy a state into warm memory in the background, and find out whether it changed meanwhile.
 
 S1  The copy and its digest come from one load of each word: the digest is that of the copy, torn or not.
+    What is on a device is copied twice: by the device into pinned memory, while it works on, then into the arena.
 S2  When all is copied a part of the source is summed again: if the sums differ, somebody wrote during the copy, and
     the snapshot is discarded. The fence, before the state changes, waits for that.
 """
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from argosy.checkpoint.arena import Arena
 from argosy.checkpoint.write_plan import Arrangement
 from argosy.core import ArgosyError, DeadlinePassed
-from argosy.transfer import Progress, State, is_plain
+from argosy.transfer import HostCopies, PinnedMemory, Progress, State, is_plain, to_host
 
 SAMPLE = 64
 """One chunk in so many is summed again at the end, at least those of so many bytes, and all that no fence protects."""
@@ -50,7 +51,7 @@ def settled(local: Any) -> Any:
     if is_plain(local):
         return local
     if hasattr(local, "data_ptr"):
-        return local.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return to_host(local.detach()).resolve_conj().resolve_neg().contiguous()
     return np.ascontiguousarray(local)
 
 
@@ -63,30 +64,47 @@ class Snapshot:
         self.arena, self.arranged, self._sample, self._tell = arena, arranged, sample, done
         arena.begin()
         arena.map[: len(arranged.header)] = arranged.header
-        self._sources = [settled(local) for local in arranged.tensors(state)]
+        locals_ = arranged.tensors(state)
+        on_device = [i for i, local in enumerate(locals_) if _is_on_device(local)]
+        self._copies = HostCopies([locals_[i] for i in on_device], _pinned) if on_device else None
+        """Of what is on a device; S1 and S2 are then about these copies, and the fence is the device's."""
+        moved: dict[int, Any] = dict(zip(on_device, self._copies.copies if self._copies else [], strict=True))
+        self._sources: list[Any] = [moved[i] if i in moved else settled(local) for i, local in enumerate(locals_)]
         table = arranged.table([address_of(source) for source in self._sources], arena.address)
         self.sums = np.zeros((len(table.counts), 2), np.uint64)
         """Those of all chunks, when `done` is told of no error."""
         now = arranged.at_once
+        if self._copies is not None and any(i in moved for i in np.unique(arranged.share_of[now]).tolist()):
+            self._copies.wait()
         self.sums[now] = table.only(now).perform()
         self._later = np.flatnonzero(~now)
-        self._versions = [version_of(self._sources[i]) for i in self._late_shares()]
+        self._on_device = on_device
+        self._late_on_host = [i for i in self._late_shares() if i not in moved]
+        self._versions = [version_of(self._sources[i]) for i in self._late_on_host]
         self._table = table.only(~now)
         self._places = arranged.places[self._later]
+        self._all_on_device = bool(moved) and not self._late_on_host
         self._progress = Progress()
         self._done = Event()
+        self._fenced = False
+        self._written_to: list[str] = []
+        """Shares on a device that were written to before the fence, by name."""
         self.error: BaseException | None = None
         """Why it is discarded, when `done` is told."""
         Thread(target=self._run, name="argosy-snapshot", daemon=True).start()
 
     def _run(self) -> None:
         try:
+            if self._copies is not None:
+                self._copies.wait()
             found = self._table.perform(progress=self._progress)
             self._check(found)
             self.sums[self._later] = found
-        except BaseException as error:  # Whoever waits is told.
+        except BaseException as error:  # For the thread that waits.
             self.error = error
         self._sources.clear()
+        if self._copies is not None:
+            self._copies.give_back()
         self._done.set()
         self._tell(self)
 
@@ -96,6 +114,13 @@ class Snapshot:
         Raises:
             DeadlinePassed: it is not, after ten minutes.
         """
+        if self._copies is not None:
+            if not self._fenced:
+                self._fenced = True
+                self._written_to = self._fence_names(self._copies.written_to())
+            self._copies.fence()
+            if self._all_on_device:
+                return
         if not self._done.wait(COPY_S):
             raise DeadlinePassed("the state copied, so that it may change", COPY_S)
 
@@ -109,12 +134,19 @@ class Snapshot:
         if self.error is not None:
             raise self.error
 
+    def _fence_names(self, places: list[int]) -> list[str]:
+        """The shares at these places among those on a device that only the fence protects, by name."""
+        late = set(self._late_shares())
+        return [self.arranged.shares[i].name for i in (self._on_device[place] for place in places) if i in late]
+
     def _late_shares(self) -> list[int]:
         return np.unique(self.arranged.share_of[self._later]).tolist()
 
     def _check(self, found: NDArray[np.uint64]) -> None:
         """S2: look whether torch has counted a write, and sum a part of the source again, now that all was copied."""
-        for i, version in zip(self._late_shares(), self._versions, strict=True):
+        if self._written_to:
+            raise torn(self._written_to[0])
+        for i, version in zip(self._late_on_host, self._versions, strict=True):
             if version_of(self._sources[i]) != version:
                 raise torn(self.arranged.shares[i].name)
         chosen = np.ones(len(found), bool)
@@ -130,5 +162,10 @@ class Snapshot:
             raise torn(self.arranged.named(int(self._later[wrong[0]])))
 
 
+def _is_on_device(local: Any) -> bool:
+    return hasattr(local, "data_ptr") and not local.is_cpu
+
+
+_pinned = PinnedMemory()
 Done = Callable[[Snapshot], None]
 """Told once, by the thread that copies, when the source may change."""

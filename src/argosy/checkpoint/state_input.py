@@ -4,16 +4,20 @@
 
 import gc
 import sys
-from collections.abc import Callable, Generator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from argosy.checkpoint.per_rank_values import add_own, is_own
+from argosy.checkpoint.rank_exchange import is_in_group, place
 from argosy.core import ConfigError
 from argosy.transfer import Adoption, Member, State, Unit, replicated, why_fixed
+
+if TYPE_CHECKING:
+    from argosy.transfer import Declared
 
 _NUMPY = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8",
@@ -34,13 +38,14 @@ def without_collection() -> Generator[None, None, None]:
             gc.enable()
 
 
-def as_state(thing: Any, *, saving: bool = False) -> State:
+def as_state(thing: Any, *, saving: bool = False, declared: "Declared | None" = None) -> State:
     """A state from a State, a module, or a dict of modules, optimizers, arrays and whatever has a state_dict.
 
-    Where it is `saving`, each rank also says its own of what ranks may differ in (`per_rank_values.py`).
+    Where it is `saving`, each rank also says its own of what ranks may differ in (`per_rank_values.py`). `declared`
+    says which parameters are each rank's own, and which are the same on all.
 
     Raises:
-        ConfigError: something in it cannot be kept.
+        ConfigError: something in it cannot be kept, or nothing says who owns a parameter.
     """
     if isinstance(thing, State):
         return thing
@@ -67,7 +72,8 @@ def as_state(thing: Any, *, saving: bool = False) -> State:
     optimizers = {name: value for name, value in thing.items() if isinstance(value, Optimizer)}
     others = {name: value for name, value in thing.items() if name not in modules and name not in optimizers}
     model = next(iter(modules.values())) if len(modules) == 1 else modules
-    local = [name for name, value in others.items() if isinstance(value, torch.Generator)]
+    local: list[Any] = [name for name, value in others.items() if isinstance(value, torch.Generator)]
+    local += _own(modules, optimizers.values(), declared, saving=saving)
     state = describe(model, optimizers, others=others, local=local)
     state.modules = state.modules or dict.fromkeys(modules, "")
     if saving:
@@ -87,6 +93,32 @@ def as_state(thing: Any, *, saving: bool = False) -> State:
 
     state.adopt = adopt_and_put_back
     return state
+
+
+def declared(to: str, **said: Iterable[Any]) -> "Declared | None":
+    """What the user said of parameters, as `own=` and `replicated=`; None: nothing."""
+    if all(isinstance(what, tuple | list) and not what for what in said.values()):
+        return None
+    from argosy.transfer import Declared
+
+    found = Declared(to)
+    for how, what in said.items():
+        found.add(how, what)
+    return found
+
+
+def _own(
+    modules: Mapping[str, Any], optimizers: Iterable[Any], declared: "Declared | None", *, saving: bool
+) -> list[Any]:
+    """The parameters of which each rank has its own."""
+    from argosy.transfer import find_owned
+
+    if not is_in_group() or (size := place()[1]) == 1:
+        return []
+    owned = find_owned(modules, optimizers, declared, size)
+    if saving:
+        owned.refuse(owned.unknown, "Saver(..., ")
+    return [each for each in owned.owned if id(each) in owned.declared]
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> State:

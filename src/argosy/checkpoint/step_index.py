@@ -15,6 +15,7 @@ from argosy.checkpoint.format import (
     NO_FILE,
     ROOT,
     CorruptShard,
+    Draft,
     Entry,
     Index,
     Root,
@@ -42,6 +43,7 @@ from argosy.transfer import (
     Value,
     replicated,
     spot,
+    spot_in,
     strides_of,
 )
 
@@ -84,6 +86,13 @@ class Step(msgspec.Struct, kw_only=True):
     values: dict[str, Value] = {}
     units: dict[str, UnitInfo] = {}
     modules: dict[str, str] = {}
+
+    def add(self, part: Index | Draft) -> None:
+        """What one rank wrote, or will."""
+        self.entries += part.entries
+        self.values |= part.values
+        self.units |= part.units
+        self.modules |= part.modules
 
 
 def read_sound(files: Files, path: str, sound: Callable[[bytes], T]) -> T:
@@ -139,10 +148,7 @@ def open_step(files: Files, name: str, root: Root) -> Step:
     Raises:
         CorruptShard: an index is altered, or a file is missing or too short.
     """
-    entries: list[Entry] = []
-    values: dict[str, Value] = {}
-    units: dict[str, UnitInfo] = {}
-    modules: dict[str, str] = {}
+    step = Step(name=name, root=root)
     for part in root.parts:
         if part.file.rpartition("/")[0] != name:
             raise CorruptShard(f"{name}/{ROOT}", "an index", f"a file of {name}", part.file)
@@ -150,18 +156,15 @@ def open_step(files: Files, name: str, root: Root) -> Step:
             index: Index = read_sound(files, part.file, lambda data, part=part: decode_index(data, part))
         except (FileNotFoundError, IsADirectoryError) as error:
             raise CorruptShard(part.file, "the index", part.digest, NO_FILE) from error
-        entries += index.entries
-        values |= index.values
-        units |= index.units
-        modules |= index.modules
-    for file, end in check_entries(entries).items():
+        step.add(index)
+    for file, end in check_entries(step.entries).items():
         try:
             size = files.size(file)
         except FileNotFoundError as error:
             raise CorruptShard(file, "the segment", f"{end} bytes", NO_FILE) from error
         if size < end:
             raise CorruptShard(file, "the segment", f"{end} bytes", f"{size} bytes")
-    return Step(name=name, root=root, entries=entries, values=values, units=units, modules=modules)
+    return step
 
 
 class FilesSource:
@@ -224,9 +227,6 @@ def check_entries(entries: Sequence[Entry]) -> dict[str, int]:
 
     Returns how long each file must be at least; one of which nothing is needed (a save of tensors without cells alone)
     need not be there.
-
-    Raises:
-        CorruptShard: one cannot be.
     """
     sizes: dict[tuple[str, tuple[int, ...], Box], int] = {}
     first: dict[str, Entry] = {}
@@ -320,10 +320,5 @@ def chunk_copies(
             yield Copy(common, entry.shape, size, source, Spot(begin, piece.strides))
             continue
         inside = [a - b for a, b in zip(common.start, box.start, strict=True)]
-        place = [a - b for a, b in zip(common.start, piece.box.start, strict=True)]
         source = spot(address, size, strides_of(box.shape), inside)
-        yield Copy(common, entry.shape, size, source, _spot_of(piece, to(entry.name), size, place))
-
-
-def _spot_of(piece: Piece, address: int, size: int, place: Sequence[int]) -> Spot:
-    return spot(address + piece.offset * size, size, piece.strides, place)
+        yield Copy(common, entry.shape, size, source, spot_in(piece, to(entry.name), size, common.start))

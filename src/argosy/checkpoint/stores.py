@@ -25,8 +25,6 @@ class Store(Protocol):
 
     name: str
     files: Files
-    say: Callable[[str], None]
-    """Told what is tried again inside, before it fails."""
 
     def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
         """Perform the operations of a save, in order."""
@@ -49,7 +47,6 @@ class LocalStore:
     def __init__(self, directory: Path) -> None:
         self.directory, self.name = directory, str(directory)
         self.files: Files = LocalFiles(directory)
-        self.say: Callable[[str], None] = lambda _: None
 
     def perform(self, operations: Iterable[Operation], arena: memoryview | None = None, before: Before = None) -> None:
         Disk(self.directory, arena).perform(operations, before)
@@ -82,7 +79,7 @@ class LocalStore:
 
 
 def _linked(whole: Path, target: Path) -> bool:
-    """Give a file a second name if it is new: whoever reads it finds all of it."""
+    """Give a file its final name if that is new: a reader never finds half of it."""
     try:
         os.link(whole, target)
     except FileExistsError:

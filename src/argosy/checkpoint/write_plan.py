@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.checkpoint.format import Draft, Entry, Index, chunks, digest, header
+from argosy.checkpoint.format import Draft, Entry, Index, digest, header
 from argosy.transfer import (
+    DTYPES,
     Box,
     Copy,
     Layout,
@@ -26,9 +27,10 @@ from argosy.transfer import (
     Spot,
     State,
     Table,
+    Unit,
     cut,
     held,
-    spot,
+    spot_in,
     strides_of,
     table_of,
     whole,
@@ -43,33 +45,40 @@ SMALL_BYTES = 64 << 10
 """Those up to this size (steps, biases) go to the holders in turn, however much they write: that is decided at once."""
 
 
-class Share:
-    """One box that this rank writes, where it lies in the tensor's memory, and where in the segment."""
+class Share(NamedTuple):
+    """One box that this rank writes, and where it lies in the tensor's memory."""
 
-    __slots__ = ("box", "has_moments", "is_trained", "member", "name", "offset", "piece", "unit")
-
-    def __init__(self, name: str, unit: str, member: Member, piece: Piece, box: Box) -> None:
-        self.name, self.unit, self.piece, self.box = name, unit, piece, box
-        self.member = msgspec.structs.replace(member, local=None)  # Kept from save to save, it must keep no tensor.
-        self.offset, self.has_moments, self.is_trained = 0, False, False
-
-    @property
-    def bytes(self) -> int:
-        return self.box.cells * self.member.itemsize
+    entry: Entry
+    """How the index will speak of it; its place in the file and its sums are not known yet."""
+    piece: Piece
+    has_moments: bool
+    is_trained: bool
 
     @property
-    def label(self) -> str:
-        """Its name in a safetensors file: that of the tensor if it is whole."""
-        return self.name if self.box.shape == self.member.shape else f"{self.name}{self.box}"
-
-    @property
-    def dtype(self) -> str:
-        return self.member.dtype
+    def name(self) -> str:
+        return self.entry.name
 
     @property
     def is_frozen(self) -> bool:
         """Whether it probably does not change: nothing trains it."""
-        return self.member.role in ("parameter", "buffer") and not self.has_moments
+        return self.entry.role in ("parameter", "buffer") and not self.has_moments
+
+
+def _share(name: str, unit: Unit, member: Member, piece: Piece, box: Box) -> Share:
+    entry = Entry(
+        name=name,
+        key=member.key,
+        unit=unit.name,
+        role=member.role,
+        kind=member.kind,
+        dtype=member.dtype,
+        shape=member.shape,
+        box=box,
+        file="",
+        offset=0,
+        sums=[],
+    )
+    return Share(entry, piece, len(unit.members) > 1, "optimizer" in unit.options)
 
 
 class Rota:
@@ -97,10 +106,10 @@ def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
         layout = member.layout
         if empty(member.shape):
             first = layout.pieces[0]
-            found += [Share(name, unit.name, member, first, whole(member.shape))] if first.rank == state.rank else []
+            found += [_share(name, unit, member, first, whole(member.shape))] if first.rank == state.rank else []
             continue
         if member.role == "local" or len(layout.replicas) == len(layout.pieces):
-            found += [Share(name, unit.name, member, piece, piece.box) for piece in held(member, state.rank)]
+            found += [_share(name, unit, member, piece, piece.box) for piece in held(member, state.rank)]
             continue
         rota = rotas.setdefault(layout.ranks, Rota())  # A2
         for box, pieces in layout.replicas.items():
@@ -108,10 +117,7 @@ def shares(state: State, roles: Collection[Role] | None = None) -> list[Share]:
             for part in _portions(box, len(holders), member.itemsize):
                 writer = rota.next(holders, part.cells * member.itemsize)
                 if writer.rank == state.rank:
-                    found.append(Share(name, unit.name, member, writer, part))
-    for share in found:
-        unit = state.units[share.unit]
-        share.has_moments, share.is_trained = len(unit.members) > 1, "optimizer" in unit.options
+                    found.append(_share(name, unit, member, writer, part))
     return found
 
 
@@ -151,24 +157,21 @@ class Arrangement:
         self.form = form = form or form_of(state)
         found = shares(state, form.roles)
         last = form.quiet if form.quiet is not None else {share.name for share in found if share.is_frozen}
-        self.shares = sorted(found, key=lambda each: (each.name in last, -each.member.itemsize, each.name, each.box))
-        self.header, self.shared = segment_header(self.shares), shared_digest(state)
+        found.sort(key=lambda each: (each.name in last, -DTYPES[each.entry.dtype], each.name, each.entry.box))
+        self.header, self.shared = segment_header([each.entry for each in found]), shared_digest(state)
         self.size = len(self.header)
-        for share in self.shares:
-            share.offset = self.size
-            self.size += share.bytes
-        self.border = next((share.offset for share in self.shares if share.name in last), self.size)
-        counts = self._counts = [len(chunks(share.box, share.dtype, 0)) for share in self.shares]
+        self.shares: list[Share] = []
+        for each in found:
+            self.shares.append(each._replace(entry=msgspec.structs.replace(each.entry, offset=self.size)))
+            self.size += each.entry.bytes
+        self.border = next((each.entry.offset for each in self.shares if each.name in last), self.size)
+        counts = self._counts = [len(each.entry.chunks()) for each in self.shares]
         self.share_of = np.repeat(np.arange(len(counts)), counts)
         """By chunk."""
 
-    @property
-    def chunks(self) -> int:
-        return len(self.share_of)
-
     def tensors(self, state: State) -> list[Any]:
         """This rank's part of the tensor of each share, in a state of this form."""
-        return [state.units[share.unit].members[share.member.key].local for share in self.shares]
+        return [state.units[share.entry.unit].members[share.entry.key].local for share in self.shares]
 
     @cached_property
     def _table(self) -> Table:
@@ -185,7 +188,7 @@ class Arrangement:
         """The chunks that may change before the fence, so they are copied before `save` returns: of buffers and the
         like, and of parameters that no optimizer here steps (an average of weights), unless they seldom change."""
         quiet = self.form.quiet or ()
-        now = [s.member.role in AT_ONCE or not (s.is_trained or s.name in quiet) for s in self.shares]
+        now = [s.entry.role in AT_ONCE or not (s.is_trained or s.name in quiet) for s in self.shares]
         return np.array(now, bool)[self.share_of]
 
     @cached_property
@@ -200,7 +203,7 @@ class Arrangement:
 
     def named(self, chunk: int) -> str:
         share = self.shares[int(self.share_of[chunk])]
-        return f"{share.name}{share.box}"
+        return f"{share.name}{share.entry.box}"
 
     def entries(self, sums: NDArray[np.uint64], file: str) -> list[Entry]:
         """How the index speaks of all shares; `sums` are those of all chunks."""
@@ -209,12 +212,13 @@ class Arrangement:
         found: list[Entry] = []
         position = 0
         for share, count in zip(self.shares, self._counts, strict=True):
-            found.append(entry(share, texts[position : position + count], file))
+            sums_of = texts[position : position + count]
+            found.append(msgspec.structs.replace(share.entry, file=file, sums=sums_of))
             position += count
         return found
 
 
-def segment_header(order: Sequence[Share] | Sequence[Entry], room: int = 0) -> bytes:
+def segment_header(order: Sequence[Entry], room: int = 0) -> bytes:
     """The header of a segment of these boxes, at least `room` bytes."""
     pieces = [(each.label, each.dtype, each.box.shape, each.bytes) for each in order]
     return header(pieces, {"format": "pt", "argosy": "1"}, room)
@@ -222,31 +226,11 @@ def segment_header(order: Sequence[Share] | Sequence[Entry], room: int = 0) -> b
 
 def copies(share: Share) -> list[Copy]:
     """The copies of a share, chunk by chunk, as if its tensor and the arena began at 0."""
-    member, piece = share.member, share.piece
-    size = member.itemsize
-    found: list[Copy] = []
-    for box, offset in chunks(share.box, member.dtype, share.offset):
-        inside = [a - b for a, b in zip(box.start, piece.box.start, strict=True)]
-        source = spot(piece.offset * size, size, piece.strides, inside)
-        found.append(Copy(box, member.shape, size, source, Spot(offset, strides_of(box.shape))))
-    return found
-
-
-def entry(share: Share, sums: list[str], file: str) -> Entry:
-    """How the index speaks of a share."""
-    return Entry(
-        name=share.name,
-        key=share.member.key,
-        unit=share.unit,
-        role=share.member.role,
-        kind=share.member.kind,
-        dtype=share.member.dtype,
-        shape=share.member.shape,
-        box=share.box,
-        file=file,
-        offset=share.offset,
-        sums=sums,
-    )
+    one, size = share.entry, DTYPES[share.entry.dtype]
+    return [
+        Copy(box, one.shape, size, spot_in(share.piece, 0, size, box.start), Spot(offset, strides_of(box.shape)))
+        for box, offset in one.chunks()
+    ]
 
 
 def make_index(draft: Draft, entries: list[Entry]) -> Index:

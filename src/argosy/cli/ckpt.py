@@ -199,14 +199,13 @@ def export(directory: str, kind: str, target: Path, step: int | None, module: st
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("directory")
 @click.option("--step", type=int, help="The step that it becomes. Default: 0.")
-@click.option("--in-order", is_flag=True, help="The optimizer was made of model.parameters(), in that order.")
 @_json
-def import_(kind: str, source: Path, directory: str, step: int | None, in_order: bool, as_json: bool) -> None:
+def import_(kind: str, source: Path, directory: str, step: int | None, as_json: bool) -> None:
     """Make a checkpoint from files of another format."""
     from argosy.checkpoint import import_ as read
     from argosy.cli.clean_plan import count
 
-    total = read(kind, source, directory, step, in_order=in_order)
+    total = read(kind, source, directory, step)
     if as_json:
         print_json({"step": step or 0, "directory": directory, "tensors": total})
         return

@@ -169,7 +169,7 @@ def confirm(files: int, runs: int) -> None:
     from argosy.core import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError(f"removing checkpoints needs a yes, and there is no terminal: {files}", hint="add -y")
+        raise ConfigError(f"cannot ask before {files} files of checkpoints are removed: no terminal", hint="add -y")
     click.confirm(f"Remove {count(files, 'checkpoint file')} of {count(runs, 'run')} for good?", abort=True)
 
 

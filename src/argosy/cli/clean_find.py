@@ -25,6 +25,8 @@ from argosy.supervise import (
 
 ENTRIES_MAX = 200_000
 """A run's directory with more entries is somebody's disk; what was not looked at counts as not Argosy's."""
+_FOLDER = re.compile(r"argosy-\d+-[0-9a-f]{12}")
+"""Shared memory and cgroup of a runtime directory."""
 
 
 # --- what is alive
@@ -70,8 +72,15 @@ def why_alive(directory: Path) -> str:
 
 def _named_runtimes() -> set[Path]:
     """Runtime directories in the titles of this user's daemons."""
-    titles = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    titles = [
+        (process.info["cmdline"] or [""])[0] for process in psutil.process_iter(["cmdline"])
+    ]  # The rest is padding.
     return {Path(match[1]) for title in titles if (match := re.match(r"argosy: (?:warden|agent) (.+)", title))}
+
+
+def _mapped_names() -> set[str]:
+    """The folders of shared memory from which a process has mapped something: it lives, whatever its title says."""
+    return {name for maps in Path("/proc").glob("[0-9]*/maps") for name in _FOLDER.findall(_read(maps))}
 
 
 # --- what there is
@@ -92,7 +101,7 @@ def find_leftovers() -> list[Item]:
     named = _named_runtimes()
     living = {runtime for runtime in {*runtime_dirs(), *named} if runtime in named or is_inhabited(runtime)}
     paths = [runtime for runtime in runtime_dirs() if runtime not in living]
-    names = {shared_memory_path(runtime).name for runtime in living}
+    names = {shared_memory_path(runtime).name for runtime in living} | _mapped_names()
     paths += _dead_folders(Path(os.environ.get("ARGOSY_SHM_DIR", "/dev/shm")), names)
     if (cgroup := own_cgroup()) is not None:
         given = os.environ.get("ARGOSY_RUNTIME_DIR")
@@ -109,7 +118,7 @@ def _dead_folders(home: Path, living: set[str]) -> list[Path]:
     found: list[Path] = []
     for path in sorted(home.glob(f"argosy-{os.getuid()}-*")):
         with contextlib.suppress(OSError):
-            ours = re.fullmatch(r"argosy-\d+-[0-9a-f]{12}", path.name) and path.name not in living
+            ours = _FOLDER.fullmatch(path.name) and path.name not in living
             ours = ours and path.is_dir() and not path.is_symlink() and path.lstat().st_uid == os.getuid()
             if ours and "populated 1" not in _read(path / "cgroup.events"):
                 found.append(path)

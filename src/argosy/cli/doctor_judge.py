@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What there is here. Sizes in bytes; None where it could not be measured or does not exist."""
 
     python: str
-    native: Literal["compiled", "reference", "left out"]
+    native: Literal["compiled", "reference", "skipped"]
     native_error: str = ""
     torch: str | None
     torch_import_s: float | None = None
@@ -80,7 +80,7 @@ def _grade(value: int, *, fail: int, warn: int) -> State:
 
 def _judge_installation(seen: Measured) -> Iterator[Check]:
     yield Check("Python", "ok", seen.python)
-    slower = "not compiled: the Python version is used, with equal results and some microseconds more per exit"
+    slower = "not compiled: its Python reference is used, with the same results; collectives and checkpoints are slower"
     if seen.native_error:
         yield Check("native code", "fail", f"does not load: {seen.native_error}", "reinstall argosy")
     else:
@@ -99,7 +99,7 @@ def _judge_torch(seen: Measured) -> Check:
         return Check("torch", "fail", f"cannot be imported: {seen.torch_error}", "reinstall torch")
     if seen.torch is None:
         return Check("torch", "warn", "not installed: scripts that need it will fail", install)
-    took = "" if seen.torch_import_s is None else f", imported in {seen.torch_import_s:.1f} s (once, not per rank)"
+    took = "" if seen.torch_import_s is None else f"; its import takes {seen.torch_import_s:.1f} s, once for all ranks"
     match = re.match(r"(\d+)\.(\d+)", seen.torch)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < TORCH:
@@ -143,7 +143,7 @@ def _judge_room(seen: Measured) -> Iterator[Check]:
     well = f"{format_bytes(seen.disk_free)} free of {format_bytes(seen.disk_bytes)} in {seen.runs}"
     state = _grade(seen.disk_free, fail=100 * MB, warn=2 * GB)
     yield _check("disk", state, well, "", "argosy clean, or another disk with --dir")
-    left = f"{seen.leftovers} of killed daemons, {format_bytes(seen.leftover_bytes)}"
+    left = f"{count(seen.leftovers, 'item')} that killed daemons left, {format_bytes(seen.leftover_bytes)}"
     yield _check("leftovers", "warn" if seen.leftovers else "ok", "none", left, "argosy clean leftovers")
 
 

@@ -77,14 +77,14 @@ def measure_machine() -> Measured:
 # --- the installation
 
 
-def _find_native() -> tuple[Literal["compiled", "reference", "left out"], str]:
+def _find_native() -> tuple[Literal["compiled", "reference", "skipped"], str]:
     try:
         from argosy._select import native_is_compiled
     except ImportError as error:
         return "compiled", str(error)
     if native_is_compiled:
         return "compiled", ""
-    return ("left out" if os.environ.get("ARGOSY_NATIVE") == "0" else "reference"), ""
+    return ("skipped" if os.environ.get("ARGOSY_NATIVE") == "0" else "reference"), ""
 
 
 def _try_torch() -> tuple[str | None, float | None, str]:
@@ -93,7 +93,7 @@ def _try_torch() -> tuple[str | None, float | None, str]:
         torch = version("torch")
     except PackageNotFoundError:
         return None, None, ""
-    command = [sys.executable, "-c", _TIMED_IMPORT]
+    command = [sys.executable, "-P", "-c", _TIMED_IMPORT]  # A queue.py of the working directory is no fault of torch.
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=IMPORT_S)
     except subprocess.TimeoutExpired:

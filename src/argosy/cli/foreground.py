@@ -136,6 +136,7 @@ class Foreground:
                 self._code, self._reason = code, reason
             case _:
                 pass
+        self._chatty |= isinstance(fact, facts.Restarting)  # Then the output alone does not say what happens.
         told = self._chatty or (self._shown is not None and isinstance(fact, facts.DiskTrouble))
         for text in self._teller.lines(fact) if told else ():
             self._drain(final=True)
@@ -222,7 +223,7 @@ class Foreground:
                 self._link.send(StopRun(self._welcome.run, by, number))
 
     def _reconnect(self) -> None:
-        """The agent is gone: watch the run through the next one, or read how it ended."""
+        """The agent ended: watch the run through the next one, or read how it ended."""
         self._link.close()
         link = rejoin(self._welcome)
         for rank in started_ranks(Path(self._welcome.directory), self._welcome.launch):
@@ -233,4 +234,4 @@ class Foreground:
         record = read_record(Path(self._welcome.directory))
         ended = record.state == "ended" and record.launch == self._welcome.launch
         self._code = record.code if ended and record.code is not None else 1
-        self._reason = record.reason or "the agent is gone"
+        self._reason = record.reason or "Argosy's daemons were killed"

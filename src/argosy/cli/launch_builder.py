@@ -15,11 +15,13 @@ from typing import Literal
 
 import msgspec
 
+from argosy.cli.accelerators import count_ranks, list_accelerators, one_per_rank
 from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
 from argosy.control import Launch, Restart, parse_restart
 from argosy.core import ConfigError
 from argosy.fabric import cache_dir
+from argosy.hosts import find_engine
 from argosy.supervise import build_launch, check_ranks, default_name, own_limits, scan, seal_environment, submit
 
 AUTO_PER_HOUR = 240
@@ -39,6 +41,8 @@ class Options(msgspec.Struct, kw_only=True):
 
     ranks: str | None = None
     alone: bool = False
+    hosts: int | None = None
+    engine: str | None = None
     mesh: str | None = None
     module: bool = False
     no_python: bool = False
@@ -71,14 +75,18 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     check_target(kind, target)
     for flag in ("grace", "hang_after", "hang_timeout"):
         check_seconds(flag.replace("_", "-"), getattr(options, flag))
-    dims = parse_dims(options)
+    names = name_hosts(options)
+    options.hosts = nodes = options.hosts or len(names) or 1
+    dims = parse_dims(options, nodes)
     one = is_one_stream(options, prod(dims.values()))
     shown = shown_streams("2" if one else options.redirects, prod(dims.values()), options.local_ranks_filter)
     secrets = read_secrets(options.secrets, os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
+    if names:
+        launch = msgspec.structs.replace(launch, nodes=nodes, engine=options.engine)
     sealed = seal_environment(environment, secrets, own_limits())
-    link, welcome = submit(launch, [sealed] if options.detach else [sealed, 0])
+    link, welcome = submit(launch, [sealed] if options.detach else [sealed, 0], names)
     if options.as_json:
         print(msgspec.json.encode(welcome).decode(), flush=True)
     elif options.detach:
@@ -109,6 +117,7 @@ def make_launch(
 ) -> Launch:
     """Put the launch together."""
     directory, name = choose_directory(options, target)
+    per_host = prod(dims.values()) // (options.hosts or 1)
     return build_launch(
         environment,
         name=name,
@@ -124,11 +133,13 @@ def make_launch(
         grace_s=options.grace,
         hang_after_s=options.hang_after,
         hang_timeout_s=options.hang_timeout,
-        threads=parse_threads(options.threads, prod(dims.values())),
+        threads=parse_threads(options.threads, per_host),
         master_addr=options.master_addr,
         master_port=options.master_port,
         role=options.role,
-        devices=visible_devices(prod(dims.values()), environment) if options.virtual_local_rank else [],
+        devices=visible_devices(per_host, environment)
+        if options.virtual_local_rank
+        else one_per_rank(options.ranks, per_host, list_accelerators(environment)),
         one_file=is_one_stream(options, prod(dims.values())),
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         fresh=options.directory is None and options.name is None,
@@ -171,8 +182,22 @@ def check_target(kind: str, target: str) -> None:
         raise ConfigError(f"the program {what}: {target}")
 
 
-def parse_dims(options: Options) -> dict[str, int]:
-    """The mesh: named dimensions, or one called `rank`."""
+def name_hosts(options: Options) -> list[str]:
+    """The hosts that an engine gives, spare ones last; none without an engine."""
+    if options.engine is None:
+        if options.hosts is not None:
+            raise ConfigError("--hosts needs --on: where the hosts come from", hint="--on local:2")
+        return []
+    names = find_engine(options.engine, "").names
+    if options.hosts is not None and options.hosts > len(names):
+        raise ConfigError(f"{options.engine} has {len(names)} hosts, not {options.hosts}")
+    if options.master_port:
+        raise ConfigError("--master-port is not for several hosts: the host of rank 0 takes a free one")
+    return names
+
+
+def parse_dims(options: Options, nodes: int = 1) -> dict[str, int]:
+    """The mesh: named dimensions, or one called `rank`. `-n` counts the ranks of one of the `nodes`."""
     if options.mesh:
         if options.ranks:
             raise ConfigError("give either -n or --mesh, not both")
@@ -184,15 +209,11 @@ def parse_dims(options: Options) -> dict[str, int]:
         if len(dims) < len(pairs) or "" in dims:
             raise ConfigError(f"each dimension of --mesh needs a name of its own: {options.mesh!r}")
     else:
-        text = options.ranks or "1"
-        if text in ("cpu", "auto"):
-            text = str(len(os.sched_getaffinity(0)))
-        if text in ("gpu", "xpu"):
-            raise ConfigError(f"no accelerator is supported yet: -n {text}", hint="give a number")
-        if not text.removeprefix("-").isdecimal():
-            raise ConfigError(f"-n must be a number, cpu or auto: {text!r}")
-        dims = {"rank": int(text)}
+        accelerators = list_accelerators(os.environ)
+        dims = {"rank": nodes * count_ranks(options.ranks or "1", accelerators, len(os.sched_getaffinity(0)))}
     check_ranks(dims)
+    if prod(dims.values()) % nodes:
+        raise ConfigError(f"{prod(dims.values())} ranks cannot be the same number on each of {nodes} hosts")
     return dims
 
 

@@ -17,12 +17,16 @@ RANKS_SHOWN = 16
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One run, alive or not; `steps` are the fewest and the most among its ranks."""
+    """One run, alive or not; `steps` are the fewest and the most among its ranks.
+
+    `stopped` if it ended because somebody asked for it.
+    """
 
     name: str
     dir: str
     state: str
     code: int | None = None
+    stopped: bool = False
     size: int
     started_at: float
     steps: tuple[int, int]
@@ -81,10 +85,10 @@ def row_of(directory: Path, alive: "Runs") -> Row:
     Raises:
         ConfigError: the directory holds no run.
     """
-    from argosy.supervise import ended_ranks, read_facts, read_record
+    from argosy.supervise import ending_of, read_facts, read_record
 
     record = read_record(directory)
-    ranks, restarts = ended_ranks(read_facts(directory))
+    ending = ending_of(read_facts(directory))
     living = next((run for run in alive.runs if run.directory == str(directory)), None)
     steps = [rank.steps for rank in living.ranks] if living else [record.steps]
     return Row(
@@ -92,12 +96,13 @@ def row_of(directory: Path, alive: "Runs") -> Row:
         dir=str(directory),
         state=living.state if living else "ended" if record.state == "ended" else "lost",
         code=None if living else record.code,
+        stopped=living is None and ending.stopped,
         size=record.size,
         started_at=record.started_at,
         steps=(min(steps), max(steps)),
-        restarts=restarts,
+        restarts=ending.restarts,
         detached=living is not None and living.detached,
-        ranks=living.ranks if living else ranks,
+        ranks=living.ranks if living else ending.ranks,
         spares=living.spares if living else [],
     )
 
@@ -106,7 +111,8 @@ def cells(row: Row, name: str) -> list[str]:
     """A run as a line of the table."""
     low, high = row.steps
     steps = "-" if not high else str(low) if low == high else f"{low}-{high}"
-    state = row.state if row.code is None else "finished" if row.code == 0 else f"failed ({row.code})"
+    how = "stopped" if row.stopped else "failed"
+    state = row.state if row.code is None else "finished" if row.code == 0 else f"{how} ({row.code})"
     return [name, state, str(row.size), ago(row.started_at), steps, str(row.restarts)]
 
 

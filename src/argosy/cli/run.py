@@ -10,7 +10,10 @@ from argosy.cli.torchrun_flags import UnderscoreCommand, ignored_flags, say_igno
 from argosy.core import ConfigError
 
 OF_TORCHRUN = frozenset(
-    {"ranks", "mesh", "nnodes", "node_rank", "standalone", "master_addr", "master_port", "role", "virtual_local_rank"}
+    (
+        *("ranks", "hosts", "engine", "mesh", "nnodes", "node_rank", "standalone"),
+        *("master_addr", "master_port", "role", "virtual_local_rank"),
+    )
 )
 """Flags that ask for ranks: without any of them the script runs as under `python script.py`."""
 
@@ -28,6 +31,8 @@ OF_TORCHRUN = frozenset(
     metavar="N",
     help="Ranks; `cpu` or `auto`: one per core. Default: one process, as python runs it.",
 )
+@click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
+@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: local:K, ssh:HOST,HOST.")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program, not Python; the same as `-- PROGRAM`.")

@@ -1,4 +1,4 @@
-"""What the terminal says about a run while it goes on: one line for each fact that matters to the user. Pure."""
+"""What the terminal says about a running run: one line for each fact that matters to the user. Pure."""
 
 from argosy.control import facts
 from argosy.core import RankId, format_ranks, signal_name
@@ -63,6 +63,8 @@ def line(fact: facts.AnyFact, size: int) -> str:
             return f"hung for {lasted_s:.0f} s, then resumed"
         case facts.StopAsked(by=by) if size > 1:
             return f"stopping: {by}"
+        case facts.HostLost():
+            return fact.text
         case facts.DiskTrouble(what=what):
             return what
         case _:

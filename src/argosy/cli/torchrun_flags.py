@@ -20,7 +20,7 @@ IGNORED = {
     "print_completion": "`_ARGOSY_COMPLETE=bash_source argosy` prints completions",
     "monitor_interval": "exits are seen at once",
     "start_method": "ranks are forked from a warm process",
-    "numa_binding": "no accelerator is supported yet",
+    "numa_binding": "ranks are not bound to NUMA nodes",
     "signals_to_handle": "TERM, INT and QUIT stop the run, USR1, USR2 and HUP are forwarded",
 }
 

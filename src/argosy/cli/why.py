@@ -2,9 +2,10 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from argosy.cli.tables import print_json, print_table
 
@@ -26,9 +27,9 @@ def command(run: str, as_json: bool) -> None:
     view = look(directory, read_record(directory))
     report = explain(view, read_facts(directory), read_incidents(directory))
     if as_json:
-        print_json(report)
+        print_json({**msgspec.to_builtins(report), "speed": speed_of(directory)})
     else:
-        show(report)
+        show(report, directory)
 
 
 def look(directory: Path, record: "RunRecord") -> "RunView":
@@ -66,7 +67,31 @@ def saved_step(directory: Path) -> int | None:
     return next((each.step for each in list_steps(str(directory)) if not each.fault), None)
 
 
-def show(report: "Report") -> None:
+def speed_of(directory: Path) -> dict[str, Any] | None:
+    """How fast the run is and what holds it back; None if it recorded no steps."""
+    if not (directory / "metrics").is_dir():
+        return None
+    from argosy.insight import OpenedRun
+
+    run = OpenedRun(directory)
+    if not run.has_steps:
+        return None
+    return {**msgspec.to_builtins(run.speed()), "ledger": run.ledger(), "verdicts": msgspec.to_builtins(run.verdicts())}
+
+
+def show_speed(directory: Path) -> None:
+    """Print how fast the run is and what holds it back."""
+    if (directory / "metrics").is_dir():
+        from argosy.insight import OpenedRun, speed_lines
+
+        lines = speed_lines(OpenedRun(directory))
+        if lines:
+            click.secho("speed", bold=True)
+            print_table([], [(line,) for line in lines], indent=2)
+            print()
+
+
+def show(report: "Report", directory: Path) -> None:
     """Print the report; in a terminal long lines are wrapped, except for commands to copy."""
     from argosy.supervise import sections
 
@@ -76,5 +101,6 @@ def show(report: "Report") -> None:
             click.secho(section.title, bold=True, fg=None if number else COLOURS.get(report.verdict, "red"))
         print_table([], section.rows, indent=2 if section.title else 0)
         print()
+    show_speed(directory)
     for label, text in commands.rows:
         print(f"{label:8}{text}")

@@ -6,10 +6,23 @@ Importing this room registers the backend `argosy` with torch.distributed.
 from argosy.collective.agent_store import open_agent_store
 from argosy.collective.backend import joining, register
 from argosy.collective.group import Group
+from argosy.collective.guard import Guard, guard
 from argosy.collective.latch import Latch
 from argosy.collective.rendezvous import Superseded
 from argosy.collective.request import CollectiveMismatch
+from argosy.collective.torch_work import ConnectionLost
 
 register()
 
-__all__ = ["CollectiveMismatch", "Group", "Latch", "Superseded", "joining", "open_agent_store", "register"]
+__all__ = [
+    "CollectiveMismatch",
+    "ConnectionLost",
+    "Group",
+    "Guard",
+    "Latch",
+    "Superseded",
+    "guard",
+    "joining",
+    "open_agent_store",
+    "register",
+]

@@ -3,6 +3,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
 
 import re
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,16 @@ from torch.utils._pytree import tree_map as tree_map
 
 from argosy.core import ConfigError
 
-__all__ = ["DTENSOR_SCATTER_MODULES", "SELF_RECORDING_BACKENDS", "ddp_logging_data", "profiler_enabled", "tree_map"]
+__all__ = [
+    "DTENSOR_SCATTER_MODULES",
+    "SELF_RECORDING_BACKENDS",
+    "can_reconfigure",
+    "ddp_logging_data",
+    "make_nccl",
+    "profiler_enabled",
+    "reconfigure_options",
+    "tree_map",
+]
 
 TORCH_MIN = (2, 15)
 
@@ -41,3 +51,25 @@ profiler_enabled = cast(Any, torch.autograd)._profiler_enabled
 
 def ddp_logging_data(model: Any) -> dict[str, Any]:
     return model._get_ddp_logging_data()
+
+
+def can_reconfigure(group: Any) -> bool:
+    """Whether a group was made with `enable_reconfigure=True`."""
+    kinds = group._device_types
+    return bool(kinds) and all(bool(group._get_backend(kind).options.enable_reconfigure) for kind in kinds)
+
+
+def make_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """An NCCL backend without a communicator, which `reconfigure` makes. Never run: no GPU was at hand."""
+    from torch._C._distributed_c10d import ProcessGroupNCCL, ProcessGroupNCCL2
+
+    options: Any = ProcessGroupNCCL.Options()
+    options._timeout, options.enable_reconfigure = timeout, True
+    return ProcessGroupNCCL2(store, rank, size, options, None)
+
+
+def reconfigure_options(uuid: int, handles: list[str], timeout_s: float) -> Any:
+    """What `reconfigure` takes: a number that no earlier call had, and one handle per rank, in their order."""
+    options: Any = cast(Any, c10d).ReconfigureOptions()
+    options.uuid, options.handles, options.timeout = uuid, handles, timedelta(seconds=timeout_s)
+    return options

@@ -23,6 +23,11 @@ class AgentStore(dist.Store):
         self._board = board
         self.host = os.environ["MASTER_ADDR"]
 
+    @property
+    def view(self) -> int:
+        """The newest view of the run that this rank has heard of."""
+        return self._board.view
+
     def set(self, key: str, value: str | bytes) -> None:
         self._board.set(key, value.encode() if isinstance(value, str) else bytes(value))
 
@@ -48,6 +53,4 @@ class AgentStore(dist.Store):
 
 def open_agent_store() -> AgentStore:
     """The store of this rank's run, which must have been started by `argosy run`."""
-    place = here()
-    assert place.socket is not None
-    return AgentStore(AgentBoard(place.run, place.socket))
+    return AgentStore(AgentBoard(here()))

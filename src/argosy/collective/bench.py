@@ -1,4 +1,4 @@
-"""Measure the collectives of this host through `torch.distributed`, beside Gloo.
+"""Measure the collectives of this host through `torch.distributed`, and compare them with Gloo.
 
 python -m argosy.collective.bench --ranks 4 --sizes 4,1048576,268435456 --json
 """

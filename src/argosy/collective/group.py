@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from argosy.collective import plans, registry
 from argosy.collective.arguments import (
+    OPERATIONS,
     check_one_per_rank,
     check_whole,
     hide_from_dynamo,
@@ -37,35 +38,15 @@ from argosy.collective.ddp_buckets import bucket_layout, ddp_models
 from argosy.collective.latch import Latch
 from argosy.collective.p2p import P2PMessage
 from argosy.collective.plans import OperationPlan
-from argosy.collective.rendezvous import Meeting
+from argosy.collective.reconfigured import Backends
+from argosy.collective.rendezvous import Meeting, wants_gloo
 from argosy.collective.request import dtype_name
 from argosy.collective.segment import ROOM_BYTES
 from argosy.collective.transport import Transport
 from argosy.collective.work import JobQueue, Work
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.observe import count_collective, mark_waiting
-
-OPERATIONS = [
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "broadcast",
-    "allgather",
-    "allgather_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "gather",
-    "scatter",
-    "alltoall",
-    "all_to_all_single",
-    "barrier",
-    "send",
-    "recv",
-    "recv_anysource",
-]
+from argosy.transfer import synchronize_stream
 
 State = Literal["joining", "live", "lost"]
 
@@ -86,6 +67,7 @@ class Group(dist.ProcessGroup):
         self.loss: ArgosyError | None = None
         self._transport: Transport | None = None
         self._models: list[weakref.ref[Any]] | None = None
+        self.backends = Backends()
         self._queue = JobQueue(f"argosy-group-{rank}")
         registry.add(self)
         if not registry.state.joining:
@@ -171,11 +153,8 @@ class Group(dist.ProcessGroup):
 
     def check_loss(self) -> None:
         """Record a loss that no operation has met yet."""
-        if self.state == "live" and self._transport is not None:
-            try:
-                self._transport.monitor.check()
-            except ArgosyError as loss:
-                self.lose(loss)
+        if self.state == "live" and self._transport is not None and (loss := self._transport.loss()) is not None:
+            self.lose(loss)
 
     def reform(
         self,
@@ -215,21 +194,29 @@ class Group(dist.ProcessGroup):
     def _form(self, generation: int, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
         (rank, size), layout, name = self._place, bucket_layout(self._models or []), self._name or "default"
         room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
-        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=max(0, room))
-        old, transport = self._transport, Transport(self._store, meeting, self._timeout)
+        meeting = Meeting(
+            name=name,
+            rank=rank,
+            size=size,
+            generation=generation,
+            layout=layout,
+            room=max(0, room),
+            gloo=wants_gloo(),
+        )
+        old, transport = self._transport, Transport(self._store, meeting, self._timeout, self.backends)
         if old is not None:
             self.lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
-            old.monitor.abort(f"generation {generation} is formed")
+            old.abort(f"generation {generation} is formed")
             old.close()
         self.drain(timeout_s)
         transport.open(self._ranks, timeout_s, give_up)
         self._transport, self.generation, self.loss, self.state = transport, generation, None, "live"
-        transport.monitor.on_loss = self._on_loss
+        transport.on_loss = self._on_loss
 
     def memory(self) -> int:
         """Bytes of shared memory that this rank holds for the group."""
-        engine = None if self._transport is None else self._transport.engine
-        return 0 if engine is None else engine.segment.shape.stride
+        shared = None if self._transport is None else self._transport.shared
+        return 0 if shared is None else shared.segment.shape.stride
 
     def _on_loss(self) -> None:
         """A peer has died; called on the watcher's thread."""
@@ -237,9 +224,7 @@ class Group(dist.ProcessGroup):
         if latch is None or transport is None:
             return
         with suppress(Exception):
-            try:
-                transport.monitor.check()
-            except ArgosyError as loss:
+            if (loss := transport.loss()) is not None:
                 latch.trip(loss)
 
     def lose(self, loss: ArgosyError) -> None:
@@ -249,7 +234,7 @@ class Group(dist.ProcessGroup):
     def give_up(self, loss: ArgosyError) -> None:
         """Become lost, and end the waits of the other ranks."""
         if self.state == "live" and self._transport is not None:
-            self._transport.monitor.abort(str(loss))
+            self._transport.abort(str(loss))
             self.lose(loss)
 
     def drain(self, timeout_s: float) -> None:
@@ -288,7 +273,7 @@ class Group(dist.ProcessGroup):
             return work
         timeout_s = seconds(getattr(opts, "timeout", None), self._timeout)
         job = partial(self._run, plan, work, timeout_s, site)
-        if plan.synchronous and self._queue.idle():
+        if self._is_inline(plan):
             mark_waiting(index, True)
             try:
                 job()
@@ -298,6 +283,17 @@ class Group(dist.ProcessGroup):
             work.on_wait = partial(mark_waiting, index)
             self._queue.put(job)
         return work
+
+    def _is_inline(self, plan: OperationPlan) -> bool:
+        """Whether the operation runs in this thread, now."""
+        inline = plan.synchronous and self._queue.idle()
+        if not plan.tensors or plan.tensors[0].is_cpu:
+            return inline
+        if self.backends.serve(plan.tensors[0].device.type):
+            return True  # It goes onto the caller's stream, and returns at once.
+        if not inline:
+            synchronize_stream(plan.tensors[0].device)  # Another thread has another current stream.
+        return inline
 
     def _answer_locally(self, plan: OperationPlan, work: Work) -> bool:
         """Finish without the peers, unless the group is live (G1)."""
@@ -317,14 +313,25 @@ class Group(dist.ProcessGroup):
             if self._answer_locally(plan, work):
                 return
             assert self._transport is not None
-            source = self._transport.carry_out(plan, timeout_s, site)
+            source = self._transport.engine_for(plan.tensors).run(plan, timeout_s, site)
         except (PeerLost, DeadlinePassed) as loss:
             self._trip(loss)
             self._answer_locally(plan, work)
         except BaseException as error:
             work.finish(registry.defer_mismatch(error))
         else:
+            if plan.torch_work is not None:
+                work.follow(plan.torch_work, partial(self._failed_late, plan))
             work.finish(source=source)
+
+    def _failed_late(self, plan: OperationPlan, error: RuntimeError) -> None:
+        """An operation failed after it was issued; raises its loss, unless a latch keeps it."""
+        assert plan.explain is not None
+        try:
+            plan.explain(error)
+        except (PeerLost, DeadlinePassed) as loss:
+            if not self._trip(loss):
+                raise
 
     def _trip(self, loss: ArgosyError) -> bool:
         """Become lost; True if a latch keeps the loss from a synchronous operation."""
@@ -375,35 +382,35 @@ class Group(dist.ProcessGroup):
         return self._issue(plan, opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gloo = ("all_gather_single_coalesced", (outputs, inputs))
-        return self._issue(plans.all_gather(list(outputs), list(inputs), self.size(), gloo), opts)
+        torch_call = ("all_gather_single_coalesced", (outputs, inputs))
+        return self._issue(plans.all_gather(list(outputs), list(inputs), self.size(), torch_call), opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gloo = ("reduce_scatter", (outputs, inputs, opts))
+        torch_call = ("reduce_scatter", (outputs, inputs, opts))
         return self._issue(
-            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, torch_call), opts
         )
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         check_whole("reduce_scatter", given, output, self.size())
-        gloo = ("reduce_scatter_single", (output, given, opts))
-        return self._issue(plans.reduce_scatter([output], [given], reduction_code(opts), self._place, gloo), opts)
+        torch_call = ("reduce_scatter_single", (output, given, opts))
+        return self._issue(plans.reduce_scatter([output], [given], reduction_code(opts), self._place, torch_call), opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gloo = ("reduce_scatter_single_coalesced", (outputs, inputs, opts))
+        torch_call = ("reduce_scatter_single_coalesced", (outputs, inputs, opts))
         return self._issue(
-            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, gloo), opts
+            plans.reduce_scatter(list(outputs), list(inputs), reduction_code(opts), self._place, torch_call), opts
         )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         own: list[torch.Tensor] = outputs[0] if outputs else []
-        gloo = ("gather", (outputs, inputs, opts))
-        return self._issue(plans.gather(own, inputs[0], opts.rootRank, self._place, gloo), opts)
+        torch_call = ("gather", (outputs, inputs, opts))
+        return self._issue(plans.gather(own, inputs[0], opts.rootRank, self._place, torch_call), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         given: list[torch.Tensor] = inputs[0] if inputs else []
-        gloo = ("scatter", (outputs, inputs, opts))
-        return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, gloo), opts)
+        torch_call = ("scatter", (outputs, inputs, opts))
+        return self._issue(plans.scatter(outputs[0], given, opts.rootRank, self._place, torch_call), opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         check_one_per_rank("all_to_all", "output", outputs, self.size())
@@ -415,11 +422,11 @@ class Group(dist.ProcessGroup):
         self, output: Any, given: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Work:
         size = self.size()
-        gloo = ("all_to_all_single", (output, given, output_splits, input_splits))
+        torch_call = ("all_to_all_single", (output, given, output_splits, input_splits))
         whole = output.detach()
         target = whole if whole.is_contiguous() else whole.contiguous()
         outputs = split(target, output_splits, size)
-        plan = plans.all_to_all(outputs, split(given.detach().contiguous(), input_splits, size), [output], gloo)
+        plan = plans.all_to_all(outputs, split(given.detach().contiguous(), input_splits, size), [output], torch_call)
         if target is not whole:
             plan.after = lambda: whole.copy_(target)
         return self._issue(plan, opts)
@@ -467,7 +474,7 @@ class Group(dist.ProcessGroup):
             return work
         transport = self._transport
         assert transport is not None
-        if not transport.takes(tensors):
+        if transport.engine_for(tensors) is not transport.shared:
             # On a thread of its own: a send must not wait for a receive that was issued after it.
             arguments = (plan, work, self._timeout.total_seconds(), site)
             threading.Thread(target=self._run, args=arguments, daemon=True).start()

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from argosy.collective.engine import Engine
 from argosy.collective.request import CollectiveMismatch
 from argosy.collective.segment import RING_HEADER
+from argosy.collective.shared_memory import SharedMemory
 from argosy.core import ArgosyError, DeadlinePassed
 
 _MESSAGE = struct.Struct("<qQ16s80s")
@@ -46,7 +46,7 @@ class MessageHeader(NamedTuple):
 class _Ring:
     """One direction between two ranks. The sender moves the head, the receiver the tail; both only grow."""
 
-    def __init__(self, engine: Engine, sender: int, receiver: int) -> None:
+    def __init__(self, engine: SharedMemory, sender: int, receiver: int) -> None:
         address = engine.segment.address + engine.segment.ring_at(sender, receiver)
         self._size = engine.segment.shape.ring
         self._head, self._tail = (ctypes.c_uint64.from_address(address + offset) for offset in (0, 64))
@@ -95,7 +95,7 @@ class _Incoming:
 class PointToPoint:
     """Sends and receives for one group until it is closed or the group is lost."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SharedMemory) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._sends: dict[int, deque[P2PMessage]] = {}

@@ -1,22 +1,24 @@
 """What each operation of torch moves between ranks, and its result when there are no peers.
 
-A plan can be carried out in three ways: through the shared-memory engine (`prepare` says which bytes go where), through
-Gloo, or locally (`answer`), as if the peers held the same tensors. Constructors run locally before a replacement rank
-has joined, and so does the rest of a step after a loss, up to its vote.
+A plan can be carried out in three ways: through shared memory (`prepare` says which bytes go where), through a backend
+of torch (`torch_call`), or locally (`answer`), as if the peers held the same tensors. Constructors run locally before a
+replacement rank has joined, and so does the rest of a step after a loss, up to its vote.
 """
 
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from argosy._exchange import Part
 from argosy.collective.arguments import REDUCTIONS, check_one_per_rank, check_root, reduction_options
 from argosy.collective.request import REDUCIBLE, Kind, Request, dtype_code
+from argosy.transfer import to_host
 
 Tensor = torch.Tensor
-GlooCall = tuple[str, tuple[Any, ...]]
-"""A method of torch's Gloo group, and its arguments."""
+TorchCall = tuple[str, tuple[Any, ...]]
+"""A method of torch's backends, and its arguments."""
 NOTHING: Part = (0, 0)
 
 _SUM, _AVERAGE, _PRODUCT, _MINIMUM, _MAXIMUM, _AND, _OR, _XOR = range(8)
@@ -24,7 +26,7 @@ _OF_BOOLEANS = {_SUM: _OR, _MAXIMUM: _OR, _OR: _OR, _PRODUCT: _AND, _MINIMUM: _A
 
 
 class TensorMemory:
-    """The memory of tensors; one that is not contiguous gets a copy, which is written back."""
+    """The memory of tensors; one that is not contiguous, or on a device, gets a copy, which is written back."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -32,6 +34,8 @@ class TensorMemory:
 
     def read(self, tensor: Tensor) -> Part:
         flat = tensor.detach().contiguous()
+        if not flat.is_cpu:
+            flat = to_host(flat)
         self._kept.append(flat)
         return flat.data_ptr(), flat.numel() * flat.element_size()
 
@@ -39,7 +43,7 @@ class TensorMemory:
         """Return the part that the engine fills; it holds the tensor's values before."""
         plain = tensor.detach()
         part = self.read(plain)
-        if not plain.is_contiguous():
+        if not (plain.is_cpu and plain.is_contiguous()):
             self._back.append((plain, self._kept[-1]))
         return part
 
@@ -65,16 +69,20 @@ class OperationPlan:
         self,
         name: str,
         tensors: Sequence[Tensor],
-        gloo: GlooCall,
+        torch_call: TorchCall,
         prepare: Callable[[], list[EngineCall]] = list,
         answer: Callable[[], None] = lambda: None,
         result: Sequence[Tensor] | None = None,
     ) -> None:
-        self.name, self.tensors, self.gloo, self.prepare, self.answer = name, tensors, gloo, prepare, answer
+        self.name, self.tensors, self.torch_call, self.prepare, self.answer = name, tensors, torch_call, prepare, answer
         self.after: Callable[[], object] = lambda: None
         self.synchronous = True
         """Its caller waits for it."""
         self.result = list(tensors if result is None else result)
+        self.torch_work: Any = None
+        """The work of an engine that returns before its operation is done, to be waited for by the caller."""
+        self.explain: Callable[[RuntimeError], NoReturn] | None = None
+        """Turns an error of that work into a loss."""
 
 
 def arithmetic(tensor: Tensor, reduction: int) -> tuple[int, int]:
@@ -102,7 +110,7 @@ def shares(part: Part, size: int) -> list[Part]:
     return [(part[0] + index * step, step) for index in range(size)]
 
 
-def all_reduce(name: str, tensors: Sequence[Tensor], reduction: int, gloo: GlooCall) -> OperationPlan:
+def all_reduce(name: str, tensors: Sequence[Tensor], reduction: int, torch_call: TorchCall) -> OperationPlan:
     kinds = [arithmetic(tensor, reduction) for tensor in tensors if not tensor.is_sparse]
 
     def call(tensor: Tensor, kind: tuple[int, int]) -> EngineCall:
@@ -110,7 +118,7 @@ def all_reduce(name: str, tensors: Sequence[Tensor], reduction: int, gloo: GlooC
         part = memory.write(tensor)
         return EngineCall(Request(Kind.ALL_REDUCE, name, *kind), [part], [part], memory)
 
-    return OperationPlan(name, tensors, gloo, lambda: list(map(call, tensors, kinds)))
+    return OperationPlan(name, tensors, torch_call, lambda: list(map(call, tensors, kinds)))
 
 
 class Ballot:
@@ -118,15 +126,22 @@ class Ballot:
 
     def __init__(self, count: int) -> None:
         self._words = torch.empty(count, dtype=torch.int64)
-        self.words = self._words.numpy()
+        self._bytes, self._format = self._words.numpy().data.cast("B"), struct.Struct(f"={count}q")
+        self.count = count
         self.part: Part = (self._words.data_ptr(), self._words.nbytes)
         self.request = Request(Kind.ALL_REDUCE, "vote", dtype_code(torch.int64), _MINIMUM)
+
+    def put(self, words: Sequence[int]) -> None:
+        self._format.pack_into(self._bytes, 0, *words)
+
+    def minima(self) -> list[int]:
+        return list(self._format.unpack_from(self._bytes))
 
     def plan(self) -> OperationPlan:
         return all_reduce("vote", [self._words], _MINIMUM, ("allreduce", ([self._words], reduction_options("MIN"))))
 
 
-def reduce(tensor: Tensor, reduction: int, root: int, here: tuple[int, int], gloo: GlooCall) -> OperationPlan:
+def reduce(tensor: Tensor, reduction: int, root: int, here: tuple[int, int], torch_call: TorchCall) -> OperationPlan:
     """`here` is this rank and the size of the group, also in the functions below."""
     element, operation = arithmetic(tensor, reduction)
     rank, size = here
@@ -140,7 +155,7 @@ def reduce(tensor: Tensor, reduction: int, root: int, here: tuple[int, int], glo
         request = Request(Kind.REDUCE_SCATTER, "reduce", element, operation, root)
         return [EngineCall(request, sends, receives, memory)]
 
-    return OperationPlan("reduce", [tensor], gloo, prepare)
+    return OperationPlan("reduce", [tensor], torch_call, prepare)
 
 
 def reduce_scatter(
@@ -148,7 +163,7 @@ def reduce_scatter(
     inputs: Sequence[Tensor | Sequence[Tensor]],
     reduction: int,
     here: tuple[int, int],
-    gloo: GlooCall,
+    torch_call: TorchCall,
 ) -> OperationPlan:
     """Each input is one tensor to be divided, or a list of one tensor per rank."""
     rank, size = here
@@ -169,11 +184,11 @@ def reduce_scatter(
             own = given.detach().reshape(size, -1)[rank] if isinstance(given, Tensor) else given[rank].detach()
             output.detach().copy_(own.reshape(output.shape))
 
-    return OperationPlan("reduce_scatter", outputs, gloo, lambda: list(map(call, outputs, inputs, kinds)), answer)
+    return OperationPlan("reduce_scatter", outputs, torch_call, lambda: list(map(call, outputs, inputs, kinds)), answer)
 
 
 def all_gather(
-    outputs: Sequence[Tensor | Sequence[Tensor]], inputs: Sequence[Tensor], size: int, gloo: GlooCall
+    outputs: Sequence[Tensor | Sequence[Tensor]], inputs: Sequence[Tensor], size: int, torch_call: TorchCall
 ) -> OperationPlan:
     """Each output is one tensor for all ranks, or a list of one tensor per rank."""
     for output in outputs:
@@ -195,7 +210,9 @@ def all_gather(
             else:
                 _copy_to_all(given, output)
 
-    return OperationPlan("all_gather", [*flat, *inputs], gloo, lambda: list(map(call, outputs, inputs)), answer, flat)
+    return OperationPlan(
+        "all_gather", [*flat, *inputs], torch_call, lambda: list(map(call, outputs, inputs)), answer, flat
+    )
 
 
 def _copy_to_all(given: Tensor, outputs: Sequence[Tensor]) -> None:
@@ -204,7 +221,7 @@ def _copy_to_all(given: Tensor, outputs: Sequence[Tensor]) -> None:
             output.detach().copy_(given.detach())
 
 
-def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], gloo: GlooCall) -> OperationPlan:
+def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], torch_call: TorchCall) -> OperationPlan:
     rank, size = here
     check_root("broadcast", root, size)
 
@@ -216,10 +233,12 @@ def broadcast(tensors: Sequence[Tensor], root: int, here: tuple[int, int], gloo:
         request = Request(Kind.BROADCAST, "broadcast", dtype_code(tensor.dtype), root=root)
         return EngineCall(request, sends, receives, memory)
 
-    return OperationPlan("broadcast", tensors, gloo, lambda: list(map(call, tensors)))
+    return OperationPlan("broadcast", tensors, torch_call, lambda: list(map(call, tensors)))
 
 
-def gather(outputs: Sequence[Tensor], given: Tensor, root: int, here: tuple[int, int], gloo: GlooCall) -> OperationPlan:
+def gather(
+    outputs: Sequence[Tensor], given: Tensor, root: int, here: tuple[int, int], torch_call: TorchCall
+) -> OperationPlan:
     """Only the root has `outputs`."""
     rank, size = here
     check_root("gather", root, size)
@@ -235,12 +254,12 @@ def gather(outputs: Sequence[Tensor], given: Tensor, root: int, here: tuple[int,
         return [EngineCall(request, sends, receives, memory)]
 
     return OperationPlan(
-        "gather", [*outputs, given], gloo, prepare, lambda: _copy_to_all(given, outputs), list(outputs)
+        "gather", [*outputs, given], torch_call, prepare, lambda: _copy_to_all(given, outputs), list(outputs)
     )
 
 
 def scatter(
-    output: Tensor, inputs: Sequence[Tensor], root: int, here: tuple[int, int], gloo: GlooCall
+    output: Tensor, inputs: Sequence[Tensor], root: int, here: tuple[int, int], torch_call: TorchCall
 ) -> OperationPlan:
     """Only the root has `inputs`."""
     rank, size = here
@@ -259,11 +278,11 @@ def scatter(
         if inputs:
             output.detach().copy_(inputs[rank].detach())
 
-    return OperationPlan("scatter", [output, *inputs], gloo, prepare, answer, [output])
+    return OperationPlan("scatter", [output, *inputs], torch_call, prepare, answer, [output])
 
 
 def all_to_all(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], result: list[Tensor], gloo: GlooCall
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], result: list[Tensor], torch_call: TorchCall
 ) -> OperationPlan:
     """There is one output and one input per rank."""
 
@@ -280,17 +299,17 @@ def all_to_all(
             else:
                 output.detach().zero_()
 
-    return OperationPlan("all_to_all", [*outputs, *inputs], gloo, prepare, answer, result)
+    return OperationPlan("all_to_all", [*outputs, *inputs], torch_call, prepare, answer, result)
 
 
-def barrier(gloo: GlooCall) -> OperationPlan:
+def barrier(torch_call: TorchCall) -> OperationPlan:
     def prepare() -> list[EngineCall]:
         return [EngineCall(Request(Kind.ALL_REDUCE, "barrier"), [NOTHING], [NOTHING], TensorMemory())]
 
-    return OperationPlan("barrier", [], gloo, prepare)
+    return OperationPlan("barrier", [], torch_call, prepare)
 
 
-def point_to_point(name: str, tensors: list[Tensor], gloo: GlooCall) -> OperationPlan:
+def point_to_point(name: str, tensors: list[Tensor], torch_call: TorchCall) -> OperationPlan:
     """A send or a receive of one tensor.
 
     Without peers a receive gives ones: in their first step, the stages of a pipeline then find that all agree on the
@@ -301,4 +320,4 @@ def point_to_point(name: str, tensors: list[Tensor], gloo: GlooCall) -> Operatio
         for tensor in tensors if name == "recv" else ():
             tensor.detach().fill_(1)
 
-    return OperationPlan(name, tensors, gloo, answer=answer)
+    return OperationPlan(name, tensors, torch_call, answer=answer)

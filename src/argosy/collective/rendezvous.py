@@ -37,6 +37,7 @@ class MemberInfo(msgspec.Struct, frozen=True):
     compiled: bool = True
     layout: str = ""
     room: int = 0
+    gloo: bool = False
 
 
 class SegmentOffer(msgspec.Struct, frozen=True):
@@ -57,12 +58,19 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     layout: str = ""
     room: int = segments.ROOM_BYTES
+    gloo: bool = False
+    """Links and Gloo are wanted although all may share a host."""
 
     def key(self, rank: int) -> str:
         # torchrun keeps one store across its restarts: the keys of an earlier attempt must not be read.
         foreign = "ARGOSY_RUN" not in os.environ
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if foreign else "0"
         return f"argosy/{attempt}.{self.generation}/{rank}"
+
+
+def wants_gloo() -> bool:
+    """Whether the environment asks for Gloo although ranks may share a host: ARGOSY_COLLECTIVES=gloo."""
+    return os.environ.get("ARGOSY_COLLECTIVES") == "gloo"
 
 
 class Superseded(ArgosyError):
@@ -93,24 +101,29 @@ class _Attempt:
 
     def meet(self) -> tuple[list[MemberInfo], GroupSegment | dict[int, socket.socket]]:
         meeting = self._meeting
-        own = MemberInfo(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room)
+        own = MemberInfo(host_id(), os.getpid(), native_is_compiled, meeting.layout, meeting.room, meeting.gloo)
         self._store.set(meeting.key(meeting.rank), msgspec.json.encode(own))
         members = self._members()
         _check(members)
-        if len({member.host for member in members}) > 1:
+        if len({member.host for member in members}) > 1 or any(member.gloo for member in members):
             return members, self._link()
         return members, self._lead(members) if meeting.rank == 0 else self._follow(members[0])
 
     def _members(self) -> list[MemberInfo]:
         ranks = range(self._meeting.size)
         look_at = time.monotonic() + _LOOK_S
-        while not self._store.check([self._meeting.key(rank) for rank in ranks]):
+        while not self._are_all_known():
             if time.monotonic() >= look_at:  # Of those who are there it can be seen that they die.
                 self._learn(_LOOK_MAX)
                 look_at = time.monotonic() + _LOOK_S
             self._pause()
-        self._learn(self._meeting.size)
         return [self._known[rank] for rank in ranks]
+
+    def _are_all_known(self) -> bool:
+        """Whether all have said who they are; what a rank said may be gone by the time it is read, if it dies."""
+        if self._store.check([self._meeting.key(rank) for rank in range(self._meeting.size)]):
+            self._learn(self._meeting.size)
+        return len(self._known) == self._meeting.size
 
     def _learn(self, count: int) -> None:
         """Ask for up to `count` members that are not known yet."""

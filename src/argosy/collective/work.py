@@ -26,6 +26,12 @@ class Work(dist.Work):
         self._future: Any = None
         self._source = -1
         self.on_wait: Callable[[bool], None] | None = None
+        self._inner: Any = None
+        self._failed_late: Callable[[RuntimeError], None] | None = None
+
+    def follow(self, inner: Any, failed_late: Callable[[RuntimeError], None]) -> None:
+        """Have callers wait for a work of torch, whose operation is on their stream; before `finish`."""
+        self._inner, self._failed_late = inner, failed_late
 
     def finish(self, error: BaseException | None = None, source: int = -1) -> None:
         """Record the outcome and wake the waiting threads; called once."""
@@ -48,6 +54,12 @@ class Work(dist.Work):
             self._sleep(self._end, timeout.total_seconds())
         if self._error is not None:
             raise self._error
+        if self._inner is not None:
+            try:
+                self._inner.wait()
+            except RuntimeError as error:
+                assert self._failed_late is not None
+                self._failed_late(error)
         return True
 
     def _sleep(self, end: threading.Event, seconds: float) -> None:
@@ -61,6 +73,8 @@ class Work(dist.Work):
                 self.on_wait(False)
 
     def get_future(self) -> Any:
+        if self._inner is not None:
+            return self._inner.get_future()
         with self._changing:
             if self._future is not None:
                 return self._future

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from argosy.control.facts import GaveUp as GaveUp
     from argosy.control.facts import HangEnded as HangEnded
     from argosy.control.facts import HangSeen as HangSeen
+    from argosy.control.facts import HostLost as HostLost
     from argosy.control.facts import IncidentTaken as IncidentTaken
     from argosy.control.facts import LaunchEnded as LaunchEnded
     from argosy.control.facts import LaunchStarted as LaunchStarted
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from argosy.control.host_events import StoreForked as StoreForked
     from argosy.control.host_events import StoreListens as StoreListens
     from argosy.control.host_events import TellUser as TellUser
+    from argosy.control.host_events import TreeKilled as TreeKilled
     from argosy.control.host_events import WardenCame as WardenCame
     from argosy.control.host_events import WardenLost as WardenLost
     from argosy.control.host_events import ZygoteCame as ZygoteCame
@@ -59,6 +61,11 @@ if TYPE_CHECKING:
     from argosy.control.launch import imports_id as imports_id
     from argosy.control.launch import rank_defaults as rank_defaults
     from argosy.control.launch import rank_variables as rank_variables
+    from argosy.control.messages import AcceptRun as AcceptRun
+    from argosy.control.messages import Order as Order
+    from argosy.control.messages import Report as Report
+    from argosy.control.node import Acknowledged as Acknowledged
+    from argosy.control.node import Connected as Connected
     from argosy.control.node import Decided as Decided
     from argosy.control.node import Forgotten as Forgotten
     from argosy.control.node import ForHost as ForHost
@@ -77,13 +84,20 @@ if TYPE_CHECKING:
     from argosy.control.node import ShutDown as ShutDown
     from argosy.control.node import recover as recover
     from argosy.control.node import recovered as recovered
+    from argosy.control.restart import Budget as Budget
+    from argosy.control.restart import Failure as Failure
     from argosy.control.restart import Restart as Restart
+    from argosy.control.restart import RestartAfter as RestartAfter
+    from argosy.control.restart import charge as charge
+    from argosy.control.restart import decide_restart as decide_restart
     from argosy.control.restart import parse_restart as parse_restart
     from argosy.control.run import describe as describe
     from argosy.control.run_events import ClientCame as ClientCame
     from argosy.control.run_events import ClientLeft as ClientLeft
     from argosy.control.run_events import EvidenceTaken as EvidenceTaken
     from argosy.control.run_events import Finish as Finish
+    from argosy.control.run_events import HostGone as HostGone
+    from argosy.control.run_events import HostSilent as HostSilent
     from argosy.control.run_events import Hung as Hung
     from argosy.control.run_events import Record as Record
     from argosy.control.run_events import RunEvent as RunEvent

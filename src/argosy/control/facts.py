@@ -1,11 +1,11 @@
 """What happened to a run, in the past tense: the records of its `events` journal.
 
-Times are seconds since the epoch. One writer: the root. Readers skip tags that they do not know.
+Times are seconds since the epoch. One writer: the agent. Readers skip tags that they do not know.
 """
 
 import msgspec
 
-from argosy.core import RankId, WaitStatus
+from argosy.core import RankId, WaitStatus, format_ranks
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -48,6 +48,24 @@ class RankPaused(Fact, frozen=True, kw_only=True):
     rank: RankId
     signal: int
     resumed: bool = False
+
+
+class HostLost(Fact, frozen=True, kw_only=True):
+    """A host is silent or lost. Its `ranks` are replaced on the host `spare`; if that is empty, there is none."""
+
+    host: str
+    reason: str
+    ranks: list[int]
+    spare: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if not self.ranks:
+            return f"host {self.host} lost: {self.reason}"
+        which = f"rank{'s' * (len(self.ranks) > 1)} {format_ranks(self.ranks)}"
+        where = f"to be replaced on {self.spare}" if self.spare else "with no spare host to replace them"
+        return f"host {self.host} lost: {self.reason}; it had {which}, {where}"
 
 
 class Restarting(Fact, frozen=True, kw_only=True):
@@ -121,6 +139,7 @@ AnyFact = (
     | RankStarted
     | RankExited
     | RankPaused
+    | HostLost
     | Restarting
     | GaveUp
     | HangSeen

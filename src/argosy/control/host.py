@@ -5,9 +5,11 @@ machines of runs (`run.py`) and decides nothing about what a run does next.
 
 H1  Every rank that a run ordered is reported as exited, once: also if it never came into being.
 H2  A process that is not the newest generation of its slot, or that nobody ordered, is killed.
-H3  A rank whose starter is gone is killed by its marks before it is started again: it may exist unseen.
+H3  A rank whose starter is gone is killed by its marks before another one starts: it may exist unseen.
 H4  A signal is sent once; to a rank that does not exist yet, when it does.
 """
+
+from collections.abc import Iterable
 
 from argosy.control.host_events import (
     AskKernel,
@@ -36,6 +38,7 @@ from argosy.control.host_events import (
     StoreListens,
     TellUser,
     ToRun,
+    TreeKilled,
     WardenCame,
     WardenLost,
     ZygoteCame,
@@ -84,15 +87,19 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
     """Decide what follows from `event`; performs nothing. The state that was passed in is used up."""
     out: Effects = []
     match event:
-        case Ordered(run, AcceptRun(number, launch)):
+        case Ordered(run, AcceptRun(number, launch, warm)):
             key = "" if launch.kind == "program" else zygote_for(state, launch.key)
-            state.runs.setdefault(run, LocalRun(number, launch, key))
+            local_run = state.runs.setdefault(run, LocalRun(number, launch, key))
+            if warm and key:
+                want_zygote(state, run, local_run, now, out)
             state.linger_s, state.idle_since = launch.linger_s, None
         case Ordered(run, order):
             if run in state.runs:
                 _obey(state, run, order, now, out)
         case ChildForked() | ChildRefused() | ChildEnded() | ChildSilent() | PageRead():
             _child(state, event, now, out)
+        case TreeKilled(run, rank):
+            _tree_killed(state, run, rank, now, out)
         case ZygoteSpawned(key, process):
             if (zygote := state.zygotes.get(key)) is not None and zygote.phase == "spawned":
                 zygote.process = process
@@ -104,7 +111,7 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
             zygote_loaded(state, event, out)
             _start_waiting(state, now, out)
         case ZygoteLost(key, process):
-            if (zygote := state.zygotes.get(key)) is not None and zygote.process == process:
+            if key in state.zygotes and state.zygotes[key].process == process:
                 _forget_asked(state, key, out)
             zygote_lost(state, event, out)
             _start_waiting(state, now, out)
@@ -119,12 +126,8 @@ def react(state: HostState, event: HostEvent, now: float) -> tuple[HostState, Ef
             _start_waiting(state, now, out)
         case StoreListens() | StoreForked() | StoreEnded():
             _store(state, event, out)
-        case EnvironmentLost(run):
-            if run in state.runs and not state.runs[run].failed:
-                state.runs[run].failed = True
-                for _, local in _asked(state, state.runs[run].key, run):
-                    local.phase = "waiting"
-                out.append(ToRun(run, HostFailed("its environment was lost: agent, warden and zygote died together")))
+        case EnvironmentLost(run, reason):
+            _environment_lost(state, run, reason, out)
         case QuitWanted():
             state.linger_s = 0.0
             _tick(state, now, out)
@@ -148,6 +151,7 @@ def _recovered(state: HostState, now: float, out: Effects) -> None:
         if run.listening is not None:
             port = run.launch.master_port if run.store is None else run.store.port
             out.append(ListenFor(name, run.listening, port))
+        out += [KillTree(name, rank) for rank in sorted(run.killing)]
         if run.removing:
             out.append(RemoveRun(name))
     for key, zygote in list(state.zygotes.items()):
@@ -188,13 +192,13 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
             run.listening, before, run.store = generation, run.store, None
             after = None if before is None else before.process
             out.append(ListenFor(name, generation, run.launch.master_port, after))
-        case StartRanks(view, ranks, port):
+        case StartRanks(view, ranks, port, address):
             run.view = view
             for rank in ranks:
                 known = run.ranks.get(rank.index)
                 if known is None or known.rank.generation < rank.generation:
-                    run.ranks[rank.index] = LocalRank(rank, port)
-            _start_waiting(state, now, out)
+                    run.ranks[rank.index] = LocalRank(rank, port, address)
+            _start_those(state, name, [run.ranks[rank.index] for rank in ranks], now, out)
         case SignalRanks(ranks, number):
             for local in _those(run, ranks):
                 _signal(name, local, number, out)
@@ -202,12 +206,12 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
             for rank in ranks:
                 local = run.ranks.get(rank.index)
                 if local is None or local.rank != rank:
-                    out.append(KillTree(name, rank))  # H2
+                    _kill(state, name, rank, out)  # H2
                 elif local.phase == "waiting":
                     _ended(name, local, Exited(rank, WaitStatus(signal=9)), out)
                 elif local.phase != "ended":
                     local.doomed = local.asked = True
-                    out.append(KillTree(name, rank))
+                    _kill(state, name, rank, out)
         case ClearRun():
             run.removing = True
             out.append(RemoveRun(name))
@@ -228,12 +232,19 @@ def _signal(name: str, local: LocalRank, number: int, out: Effects) -> None:
 def _start_waiting(state: HostState, now: float, out: Effects) -> None:
     """Start the ranks that wait, as far as there is somebody to start them."""
     for name, run in state.runs.items():
-        waiting = [local for local in run.ranks.values() if local.phase == "waiting"]
-        if not waiting or run.failed or (run.key and want_zygote(state, name, run, now, out) is None):
-            continue
-        for local in waiting:
-            local.phase = "asked"
-        out.append(ForkRanks(run.key, name, tuple(local.rank for local in waiting), waiting[0].port))
+        _start_those(state, name, run.ranks.values(), now, out)
+
+
+def _start_those(state: HostState, name: str, ranks: Iterable[LocalRank], now: float, out: Effects) -> None:
+    run = state.runs[name]
+    waiting = [local for local in ranks if local.phase == "waiting"]
+    run.held = run.held or bool(waiting and run.killing)
+    if not waiting or run.killing or run.failed or (run.key and want_zygote(state, name, run, now, out) is None):
+        return
+    for local in waiting:
+        local.phase = "asked"
+    first = waiting[0]
+    out.append(ForkRanks(run.key, name, tuple(local.rank for local in waiting), first.port, run.view, first.address))
 
 
 def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
@@ -248,10 +259,19 @@ def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
 def _forget_asked(state: HostState, key: str, out: Effects) -> None:
     """A zygote or the warden is gone. The ranks that it was asked for wait for another one."""
     for name, local in _asked(state, key):
-        out.append(KillTree(name, local.rank))  # H3
+        _kill(state, name, local.rank, out)  # H3
         local.phase = "waiting"
         if local.doomed or local.signal:
             _ended(name, local, Exited(local.rank, WaitStatus(signal=local.signal or 9)), out)
+
+
+def _environment_lost(state: HostState, name: str, reason: str, out: Effects) -> None:
+    """None of a run's ranks can be started here any more."""
+    if name in state.runs and not state.runs[name].failed:
+        state.runs[name].failed = True
+        for _, local in _asked(state, state.runs[name].key, name):
+            local.phase = "waiting"
+        out.append(ToRun(name, HostFailed(reason)))
 
 
 def _asked(state: HostState, key: str, only: str = "") -> list[tuple[str, LocalRank]]:
@@ -266,13 +286,13 @@ def _store(state: HostState, event: StoreListens | StoreForked | StoreEnded, out
         return
     generation, store = event.generation, run.store
     match event:
-        case StoreListens(port=port, reason=reason):
+        case StoreListens(port=port, reason=reason, address=address):
             if run.listening != generation:
                 return
             run.listening = None
             if not reason:
                 run.store = TorchStore(generation, port)
-                out.append(ToRun(event.run, StoreOpened(generation, port)))
+                out.append(ToRun(event.run, StoreOpened(generation, port, address)))
             elif store is None:
                 out.append(ToRun(event.run, StoreFailed(generation, reason)))
             else:
@@ -299,13 +319,14 @@ def _child(
     local = None if run is None else run.ranks.get(event.rank.index)
     if local is None or local.rank != event.rank or local.phase == "ended":
         if isinstance(event, ChildForked):
-            out.append(KillTree(event.run, event.rank))  # H2
+            _kill(state, event.run, event.rank, out)  # H2
         return
     match event:
         case ChildForked(process=process):
-            _forked(event.run, local, process, now, out)
+            _forked(state, event.run, local, process, now, out)
         case ChildRefused():
             if local.phase == "asked":
+                _kill(state, event.run, local.rank, out)  # H3: asked for twice, it was refused once.
                 _ended(event.run, local, Exited(local.rank, WaitStatus(code=127)), out)
         case ChildEnded(status=status):
             lived_s = now - local.started_at if local.process is not None else 0.0
@@ -321,17 +342,33 @@ def _child(
                 out.append(ToRun(event.run, Noted(local.rank, *noted)))
 
 
-def _forked(name: str, local: LocalRank, process: ProcessId, now: float, out: Effects) -> None:
+def _forked(state: HostState, name: str, local: LocalRank, process: ProcessId, now: float, out: Effects) -> None:
     if local.phase == "running":
         if local.process != process:  # H2: two starters made one each.
-            out.append(KillTree(name, local.rank))
+            _kill(state, name, local.rank, out)
         return
     local.phase, local.process, local.started_at = "running", process, now
     out.append(ToRun(name, Started(local.rank, process.pid)))
     if local.doomed:
-        out.append(KillTree(name, local.rank))
+        _kill(state, name, local.rank, out)
     elif local.signal:
         out.append(SendSignal(name, local.rank, local.signal))  # H4
+
+
+def _kill(state: HostState, name: str, rank: RankId, out: Effects) -> None:
+    if name in state.runs:
+        state.runs[name].killing.add(rank)
+    out.append(KillTree(name, rank))
+
+
+def _tree_killed(state: HostState, name: str, rank: RankId, now: float, out: Effects) -> None:
+    run = state.runs.get(name)
+    if run is None:
+        return
+    run.killing.discard(rank)
+    if run.held and not run.killing:
+        run.held = False
+        _start_those(state, name, run.ranks.values(), now, out)
 
 
 def _ended(name: str, local: LocalRank, exited: Exited, out: Effects) -> None:

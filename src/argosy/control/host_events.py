@@ -99,6 +99,13 @@ class ChildSilent(msgspec.Struct, frozen=True, tag=True):
     rank: RankId
 
 
+class TreeKilled(msgspec.Struct, frozen=True, tag=True):
+    """A rank and its descendants were searched for, and killed if they existed."""
+
+    run: str
+    rank: RankId
+
+
 class PageRead(msgspec.Struct, frozen=True, tag=True):
     """What a rank's progress page shows now."""
 
@@ -116,6 +123,8 @@ class StoreListens(msgspec.Struct, frozen=True, tag=True):
     generation: int
     port: int = 0
     reason: str = ""
+    address: str = ""
+    """Under which ranks of other hosts find it."""
 
 
 class StoreForked(msgspec.Struct, frozen=True, tag=True):
@@ -134,9 +143,10 @@ class StoreEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentLost(msgspec.Struct, frozen=True, tag=True):
-    """The environment of a run is gone: agent, warden and zygote died together. Answers `ForkRanks`."""
+    """The environment of a run is gone, or its directory is not there: no rank can be started. Answers `ForkRanks`."""
 
     run: str
+    reason: str = "its environment was lost: agent, warden and zygote died together"
 
 
 class QuitWanted(msgspec.Struct, frozen=True, tag=True):
@@ -170,6 +180,7 @@ HostEvent = (
     | ChildRefused
     | ChildEnded
     | ChildSilent
+    | TreeKilled
     | PageRead
     | StoreListens
     | StoreForked
@@ -226,6 +237,8 @@ class ForkRanks(msgspec.Struct, frozen=True, tag=True):
     run: str
     ranks: tuple[RankId, ...]
     port: int
+    view: int
+    address: str = ""
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):
@@ -237,7 +250,7 @@ class SendSignal(msgspec.Struct, frozen=True, tag=True):
 
 
 class KillTree(msgspec.Struct, frozen=True, tag=True):
-    """Kill a rank and all of its descendants, also if its process is not known."""
+    """Kill a rank and all of its descendants, also if its process is not known; answered by `TreeKilled`."""
 
     run: str
     rank: RankId

@@ -13,6 +13,8 @@ class LocalRank(msgspec.Struct):
 
     rank: RankId
     port: int
+    address: str = ""
+    """Of the host that has the store; empty: as the launch says."""
     phase: Literal["waiting", "asked", "running", "ended"] = "waiting"
     """waiting: for its zygote; asked: somebody was told to start it; running: its process exists."""
     process: ProcessId | None = None
@@ -45,9 +47,14 @@ class LocalRun(msgspec.Struct):
     """The zygote that forks its ranks; empty if they are executed."""
     ranks: dict[int, LocalRank] = {}
     view: int = 0
+    """The newest that the run has told of; ranks learn it when they start."""
     listening: int | None = None
     """The generation whose store is being opened."""
     store: TorchStore | None = None
+    killing: set[RankId] = set()
+    """Ranks that are being killed, known or not: no rank starts before that is done."""
+    held: bool = False
+    """A rank waits for that."""
     failed: bool = False
     """The host can start none of its ranks any more."""
     removing: bool = False

@@ -20,6 +20,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     python: list[str]
     """Interpreter and flags of the ranks."""
     dims: dict[str, int]
+    nodes: int = 1
+    """On how many hosts the ranks are, the same number on each, in order."""
+    engine: str = ""
+    """Where the hosts come from, such as `local:3`; empty: all ranks are on the host of the head."""
     alone: bool = False
     """No number of ranks was given: the process gets none of torchrun's variables, as under `python script.py`."""
     cwd: str
@@ -61,6 +65,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             size *= extent
         return size
 
+    @property
+    def ranks_per_host(self) -> int:
+        return self.size // self.nodes
+
 
 def imports_id(launch: Launch) -> str:
     """Name what a zygote of this launch imports, and with which interpreter."""
@@ -70,7 +78,7 @@ def imports_id(launch: Launch) -> str:
     return digest.hexdigest()
 
 
-def rank_variables(launch: Launch, index: int, generation: int, port: int) -> dict[str, str]:
+def rank_variables(launch: Launch, index: int, generation: int, port: int, address: str = "") -> dict[str, str]:
     """Argosy's own variables, and unless the launch is `alone` those that torchrun sets, with its meanings."""
     own = {
         "ARGOSY_RUN_DIR": launch.directory,
@@ -81,18 +89,19 @@ def rank_variables(launch: Launch, index: int, generation: int, port: int) -> di
     if launch.alone:
         return own
     size, rank = str(launch.size), str(index)
-    device = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": launch.devices[index]} if launch.devices else {}
+    node, local_rank = divmod(index, launch.ranks_per_host)
+    device = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": launch.devices[local_rank]} if launch.devices else {}
     return {
         "RANK": rank,
-        "LOCAL_RANK": rank,
+        "LOCAL_RANK": str(local_rank),
         "ROLE_RANK": rank,
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(node),
         "ROLE_NAME": launch.role,
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(launch.ranks_per_host),
         "ROLE_WORLD_SIZE": size,
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": launch.master_addr,
+        "GROUP_WORLD_SIZE": str(launch.nodes),
+        "MASTER_ADDR": address or launch.master_addr,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": str(generation),
         "TORCHELASTIC_MAX_RESTARTS": str(launch.restart.max_restarts or 0),

@@ -16,6 +16,8 @@ class AcceptRun(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     launch: Launch
+    warm: bool = False
+    """The host is spare: a zygote is to be ready when it is needed."""
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag=True):
@@ -30,6 +32,8 @@ class StartRanks(msgspec.Struct, frozen=True, tag=True):
     view: int
     ranks: tuple[RankId, ...]
     port: int
+    address: str = ""
+    """Of the store's host; empty: as the launch says."""
 
 
 class SignalRanks(msgspec.Struct, frozen=True, tag=True):
@@ -59,6 +63,7 @@ class StoreOpened(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     port: int
+    address: str = ""
 
 
 class StoreFailed(msgspec.Struct, frozen=True, tag=True):

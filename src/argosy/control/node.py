@@ -24,7 +24,6 @@ from argosy.control.host_events import (
     HostEffect,
     HostEvent,
     HostRecovered,
-    KillTree,
     Ordered,
     QuitWanted,
     RememberSpoiled,
@@ -41,12 +40,13 @@ from argosy.control.run_state import RunState
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A run begins that this node heads; `hosts` names the node of each rank."""
+    """A run begins that this node heads; `hosts` names the node of each rank, `spares` those that may replace one."""
 
     run: str
     number: int
     launch: Launch
     hosts: list[str]
+    spares: list[str] = []
 
 
 class ForRun(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +79,13 @@ class Connected(msgspec.Struct, frozen=True, tag=True):
     taken: int
 
 
+class Acknowledged(msgspec.Struct, frozen=True, tag=True):
+    """Another node has taken our letters up to a number."""
+
+    peer: str
+    taken: int
+
+
 class ShutDown(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants all runs of this node to end, and then its daemons."""
 
@@ -91,7 +98,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     run: str
 
 
-NodeEvent = Launched | ForRun | ForHost | Letter | Connected | ShutDown | Forgotten
+NodeEvent = Launched | ForRun | ForHost | Letter | Connected | Acknowledged | ShutDown | Forgotten
 
 # --- effects
 
@@ -146,7 +153,10 @@ def react(state: NodeState, event: NodeEvent, now: float) -> tuple[NodeState, li
     match event:
         case Launched():
             if event.run not in state.runs:
-                state.runs[event.run] = run.new_run(event.number, event.launch, event.hosts, now)
+                began = state.runs[event.run] = run.new_run(event.number, event.launch, event.hosts, now)
+                began.spares = list(event.spares)
+                if state.name not in began.hosts:  # The head has the run's files to clear up.
+                    began.hosts.append(state.name)
             inbox.append(ForRun(event.run, Begin()))
         case ForRun() | ForHost():
             inbox.append(event)
@@ -159,12 +169,18 @@ def react(state: NodeState, event: NodeEvent, now: float) -> tuple[NodeState, li
             mail = state.mail.setdefault(peer, Mail())
             mail.waiting = [letter for letter in mail.waiting if letter.number > taken]
             out += mail.waiting
+        case Acknowledged(peer, taken):
+            mail = state.mail.setdefault(peer, Mail())
+            mail.waiting = [letter for letter in mail.waiting if letter.number > taken]
         case ShutDown(by):
             inbox += [ForRun(name, StopWanted(by, signal.SIGTERM)) for name in state.runs]
             inbox.append(ForHost(QuitWanted()))
         case Forgotten(name):
-            state.runs.pop(name, None)
+            ended = state.runs.pop(name, None)
             state.heads.pop(name, None)
+            if ended is not None:
+                for peer in (*ended.hosts, *ended.spares, *ended.lost):
+                    state.mail.pop(peer, None)
     while inbox:
         _pass_on(state, inbox.popleft(), now, inbox, out)
     first = state.effects + 1
@@ -273,7 +289,7 @@ def _is_repeated(effect: NodeEffect) -> bool:
     """Whether an effect can be performed twice, and nobody asks for it again."""
     if isinstance(effect, Letter):
         return False  # Letters wait in the mail.
-    return isinstance(effect.effect, Record | KillTree | RetireZygote | RememberSpoiled)
+    return isinstance(effect.effect, Record | RetireZygote | RememberSpoiled)
 
 
 def recovered(state: NodeState) -> list[NodeEvent]:

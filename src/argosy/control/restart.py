@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from argosy.control.policies import POLICIES
-from argosy.core import ConfigError, format_ranks
+from argosy.core import ConfigError
 
 _HOUR_S = 3600.0
 AT_ONCE_S = 1.0
@@ -132,7 +132,6 @@ class RestartAfter(msgspec.Struct, frozen=True):
 
     ranks: tuple[int, ...]
     delay_s: float
-    reason: str
 
 
 class GiveUp(msgspec.Struct, frozen=True):
@@ -166,8 +165,7 @@ def decide_restart(restart: Restart, budget: Budget, dims: Mapping[str, int]) ->
     ranks = tuple(sorted(POLICIES[policy](last.index, dims, restart.along)))
     first_delay_s = restart.backoff_s if in_a_row < 2 else max(restart.backoff_s, 0.5)
     delay_s = min(first_delay_s * 2.0 ** max(0, in_a_row - 2), restart.backoff_max_s)  # R4
-    count = f"restart {past + 1}" + ("" if restart.max_restarts is None else f" of {restart.max_restarts}")
-    return RestartAfter(ranks, delay_s, f"{count}, ranks {format_ranks(ranks)}")
+    return RestartAfter(ranks, delay_s)
 
 
 def parse_restart(text: str, max_restarts: int | None) -> Restart:

@@ -9,6 +9,7 @@ P3  Every rank that is told to stop is killed after its grace, so every run ends
 P4  The exit code is that of the first failure; what fails while that one is handled is its consequence.
 P5  What a rank or host says of an older generation changes nothing.
 P6  An event about one rank costs the same in a run of any size.
+P7  What a lost host says changes nothing; its ranks are in no later view, and are killed if it comes back.
 """
 
 import signal
@@ -33,7 +34,7 @@ from argosy.control.messages import (
     StoreFailed,
     StoreOpened,
 )
-from argosy.control.restart import Failure, GiveUp, charge, decide_restart
+from argosy.control.restart import Failure, GiveUp, RestartAfter, charge, decide_restart
 from argosy.control.run_events import (
     Begin,
     ClientCame,
@@ -41,6 +42,8 @@ from argosy.control.run_events import (
     EvidenceTaken,
     Finish,
     FromHost,
+    HostGone,
+    HostSilent,
     Hung,
     Record,
     Recovered,
@@ -53,7 +56,7 @@ from argosy.control.run_events import (
     WakeAt,
 )
 from argosy.control.run_state import MANAGED, REPLACE, RunState, Slot, Takedown
-from argosy.core import RankId, format_ranks
+from argosy.core import RankId, WaitStatus, format_ranks, host_label
 
 Effects = list[RunEffect]
 Ranks = tuple[RankId, ...]
@@ -94,7 +97,8 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
             if not state.began and not state.final:
                 _begin(state, out)
         case FromHost(host, report):
-            _reported(state, host, report, now, out)
+            if host not in state.lost:  # P7
+                _reported(state, host, report, now, out)
         case StopWanted():
             _stop(state, event, now, out)
         case ClientCame():
@@ -106,6 +110,11 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
             failure = _failure(state, index, f"rank {index}: {summary}", now, progressed=True)
             if state.slots[index].pid:
                 _failed(state, failure, HANG_CODE, out)
+        case HostSilent(host):
+            if state.spares and state.outcome is None and _would_restart(state):  # The view fences it: nobody waits.
+                _lose_host(state, host, "it is silent", now, out)
+        case HostGone(host, reason):
+            _lose_host(state, host, reason, now, out)
         case EvidenceTaken(index):
             if (takedown := state.takedowns.get(state.slots[index].takedown)) is not None:
                 takedown.evidence = False
@@ -149,9 +158,9 @@ def _look_at_lease(state: RunState, now: float, out: Effects) -> None:
 
 def _reported(state: RunState, host: str, report: Report, now: float, out: Effects) -> None:
     match report:
-        case StoreOpened(generation, port):
-            if generation == state.store_generation and state.opening:
-                state.port = port
+        case StoreOpened(generation, port, address):
+            if generation == state.store_generation and state.opening and host == state.slots[0].host:
+                state.port, state.address = port, address
                 _start(state, state.opening, out)
                 state.opening = set()
         case StoreFailed(generation, reason):
@@ -189,17 +198,7 @@ def _exited(state: RunState, event: Exited, now: float, out: Effects) -> None:
     slot = state.slots[index]
     if event.rank.generation != slot.generation or not slot.alive:
         return  # P5
-    fact = facts.RankExited(
-        at=now,
-        rank=event.rank,
-        pid=slot.pid,
-        status=status,
-        asked=slot.asked,
-        oom=event.oom,
-        cpu_s=event.cpu_s,
-        max_rss_bytes=event.max_rss_bytes,
-    )
-    out.append(Record(fact))
+    out.append(Record(_exit_fact(state, event, now)))
     state.leave(index, status)
     if slot.takedown:
         _advance(state, state.takedowns[slot.takedown], now, out)
@@ -214,16 +213,83 @@ def _exited(state: RunState, event: Exited, now: float, out: Effects) -> None:
         _failed(state, failure, status.shell_code, out)
 
 
+def _exit_fact(state: RunState, event: Exited, now: float) -> facts.RankExited:
+    slot = state.slots[event.rank.index]
+    return facts.RankExited(
+        at=now,
+        rank=event.rank,
+        pid=slot.pid,
+        status=event.status,
+        asked=slot.asked,
+        oom=event.oom,
+        cpu_s=event.cpu_s,
+        max_rss_bytes=event.max_rss_bytes,
+    )
+
+
 def _failure(state: RunState, index: int, cause: str, now: float, *, progressed: bool, own: bool = False) -> Failure:
     generation = state.slots[index].generation
     return Failure(index, now, progressed, cause, generation, state.managed > 0, state.hopeless > 0, own)
 
 
+# --- lost hosts
+
+
+def _would_restart(state: RunState) -> bool:
+    """Whether a lost rank is replaced. Else a host that is only silent would end the run."""
+    policy = state.launch.restart.policy
+    return policy != "never" and (policy != "auto" or state.managed > 0)
+
+
+def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects) -> None:
+    """A host is not in the run any more (P7). A spare host takes its place; without one, the run ends."""
+    if host in state.spares:
+        state.spares.remove(host)
+        state.lost.append(host)
+    if host not in state.hosts:
+        return
+    indices = [index for index, slot in enumerate(state.slots) if slot.host == host]
+    gone = [index for index in indices if state.slots[index].alive and index not in state.opening]
+    wanted = bool(state.opening.intersection(indices)) or any(state.slots[index].takedown for index in indices)
+    needed = bool(indices) and not state.final and state.outcome is None
+    spare = state.spares.pop(0) if state.spares and needed else ""
+    state.hosts.remove(host)
+    state.lost.append(host)
+    out.append(
+        Record(facts.HostLost(at=now, host=host_label(host), reason=reason, ranks=gone, spare=host_label(spare)))
+    )
+    if gone:  # If it comes back.
+        out.append(ToHost(host, KillRanks(tuple(map(state.rank, gone)))))
+    out.append(ToHost(host, ClearRun()))
+    if spare:
+        state.hosts.append(spare)
+        for index in indices:
+            state.slots[index].host = spare
+        if state.opening and 0 in indices:
+            out.append(ToHost(spare, OpenStore(state.store_generation)))
+    for index in gone:
+        out.append(Record(_exit_fact(state, Exited(state.rank(index), WaitStatus()), now)))
+        state.leave(index, WaitStatus())
+    failed = [index for index in gone if not state.slots[index].takedown]
+    cause = f"host {host_label(host)}: {reason}"
+    if not spare and (failed or wanted) and not state.final:
+        _take_down(state, _everyone(state, f"{cause}, and there is no spare host", 1), now, out)
+    elif failed:
+        progressed = any(state.slots[index].moved for index in failed)
+        failure = _failure(state, failed[0], cause, now, progressed=progressed)
+        _failed(state, failure, 1, out, failed)
+    for takedown in list(state.takedowns.values()):
+        _advance(state, takedown, now, out)
+    state.clearing.discard(host)
+    if state.outcome is not None and not state.clearing:
+        _finish(state, out)
+
+
 # --- failures and stops
 
 
-def _failed(state: RunState, failure: Failure, code: int, out: Effects) -> None:
-    """Restart what the policy says, or end the run with `code`."""
+def _failed(state: RunState, failure: Failure, code: int, out: Effects, lost: Iterable[int] = ()) -> None:
+    """Restart what the policy says and what was `lost` together with the failed rank, or end the run with `code`."""
     index, now = failure.index, failure.at
     if state.final or state.slots[index].takedown:
         return  # P4
@@ -231,12 +297,14 @@ def _failed(state: RunState, failure: Failure, code: int, out: Effects) -> None:
     decision = decide_restart(state.launch.restart, state.budget, state.launch.dims)
     failed, cause = state.rank(index), failure.cause
     state.owed[index] = (failed, cause)
+    if isinstance(decision, RestartAfter) and any(state.slots[each].host in state.lost for each in decision.ranks):
+        decision = GiveUp("a host is lost and there is no spare host")
     if isinstance(decision, GiveUp):
         if state.launch.restart.policy not in ("auto", "never") or failure.managed:
             out.append(Record(facts.GaveUp(at=now, reason=decision.reason, failed=failed)))
         takedown = _everyone(state, cause, code)
     else:
-        ranks, note = set(decision.ranks), ""
+        ranks, note = {*decision.ranks, *lost}, ""
         if state.grouped and not failure.managed and len(ranks) < len(state.slots):
             ranks = set(range(len(state.slots)))
             note = "torch's own process group cannot take one rank back"
@@ -346,10 +414,11 @@ def _begin(state: RunState, out: Effects) -> None:
         launch=state.number,
         argv=state.launch.argv,
         size=len(state.slots),
-        host=state.hosts[0],
+        host=host_label(state.hosts[0]),
     )
     out.append(Record(fact))
     out.extend(ToHost(host, AcceptRun(state.number, state.launch)) for host in state.hosts)
+    out.extend(ToHost(host, AcceptRun(state.number, state.launch, warm=True)) for host in state.spares)
     _open(state, range(len(state.slots)), 0, out)
     state.began = True
 
@@ -369,14 +438,15 @@ def _start(state: RunState, indices: Iterable[int], out: Effects) -> None:
     ranks: dict[str, list[RankId]] = {host: [] for host in state.hosts}
     for index in sorted(indices):
         ranks[state.slots[index].host].append(state.rank(index))
-    out.extend(ToHost(host, StartRanks(state.view, tuple(chosen), state.port)) for host, chosen in ranks.items())
+    for host, chosen in ranks.items():
+        out.append(ToHost(host, StartRanks(state.view, tuple(chosen), state.port, state.address)))
 
 
 def _clear(state: RunState, code: int, reason: str, now: float, out: Effects) -> None:
     """Every rank is gone: have the hosts clear up, then finish."""
     state.outcome = (code, reason, now + CLEAR_S)
     state.clearing = set(state.hosts)
-    out.extend(ToHost(host, ClearRun()) for host in state.hosts)
+    out.extend(ToHost(host, ClearRun()) for host in (*state.hosts, *state.spares))
     out.append(WakeAt(now + CLEAR_S))
 
 

@@ -43,6 +43,19 @@ class Hung(msgspec.Struct, frozen=True, tag=True):
     summary: str
 
 
+class HostSilent(msgspec.Struct, frozen=True, tag=True):
+    """A host has not been heard of for longer than usual. It may come back; only its engine knows that it is lost."""
+
+    host: str
+
+
+class HostGone(msgspec.Struct, frozen=True, tag=True):
+    """The engine that gave a host says that it is lost."""
+
+    host: str
+    reason: str
+
+
 class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
     """The incident about the failure of rank `index` is on disk, or could not be taken."""
 
@@ -57,7 +70,19 @@ class Recovered(msgspec.Struct, frozen=True, tag=True):
     """The agent is a new one: what was under way in the old one is lost, with its answers and its clients."""
 
 
-RunEvent = Begin | FromHost | StopWanted | ClientCame | ClientLeft | Hung | EvidenceTaken | Tick | Recovered
+RunEvent = (
+    Begin
+    | FromHost
+    | StopWanted
+    | ClientCame
+    | ClientLeft
+    | Hung
+    | HostSilent
+    | HostGone
+    | EvidenceTaken
+    | Tick
+    | Recovered
+)
 
 
 # --- effects

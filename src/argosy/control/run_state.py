@@ -70,6 +70,11 @@ class RunState(msgspec.Struct, kw_only=True):
     started_at: float
     slots: list[Slot]
     hosts: list[str]
+    """Those that have ranks, and the head's own."""
+    spares: list[str] = []
+    """Hosts that can take the place of one that is lost."""
+    lost: list[str] = []
+    """Hosts that are not in the run any more; what they say changes nothing."""
     view: int = 0
     """Numbers the memberships of the run: it grows whenever ranks are started."""
     began: bool = False
@@ -78,6 +83,8 @@ class RunState(msgspec.Struct, kw_only=True):
     opening: set[int] = set()
     """Slots that are started as soon as their store listens."""
     port: int = 0
+    address: str = ""
+    """Of the host that has the store."""
     store_generation: int = -1
     takedowns: dict[int, Takedown] = {}
     takedowns_made: int = 0
@@ -101,6 +108,11 @@ class RunState(msgspec.Struct, kw_only=True):
 
     def rank(self, index: int) -> RankId:
         return RankId("main", index, self.slots[index].generation)
+
+    def is_member(self, rank: RankId) -> bool:
+        """Whether a rank is in the current view: of its slot's generations the one that lives or is being started."""
+        slot = self.slots[rank.index] if 0 <= rank.index < len(self.slots) else None
+        return slot is not None and slot.generation == rank.generation and slot.alive
 
     def note(self, slot: Slot, flags: int, steps: int, collectives: bool) -> None:
         """Take in what a rank's page shows, and keep the counters."""

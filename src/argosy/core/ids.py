@@ -57,3 +57,8 @@ def parse_ranks(text: str, size: int) -> list[int]:
             raise ConfigError(f"rank does not exist among {size} (0-{size - 1}): {span[-1]}")
         indices.update(span)
     return sorted(indices)
+
+
+def host_label(name: str) -> str:
+    """What users call a host; the name among the nodes of a head has its run behind an `@`."""
+    return name.rpartition("@")[0] or name

@@ -15,7 +15,7 @@ from argosy.core import ConfigError
 from argosy.data.array_pool import ArrayPool, keep_heap
 from argosy.data.errors import WorkerLost
 from argosy.data.keyed_random import preserved_generators
-from argosy.data.microbatch import Microbatch, Recipe, make_microbatch
+from argosy.data.microbatch import Microbatch, MicrobatchRecipe, make_microbatch
 from argosy.data.plan import SourcePlan, offers
 
 
@@ -63,7 +63,7 @@ class InlineMaker:
 
     depth = 0
 
-    def __init__(self, plan: SourcePlan, recipe: Recipe) -> None:
+    def __init__(self, plan: SourcePlan, recipe: MicrobatchRecipe) -> None:
         self._plan, self._recipe = plan, recipe
         sources: list[Any] = getattr(recipe.reader, "sources", [None])
         self._pool = ArrayPool()
@@ -83,7 +83,7 @@ class InlineMaker:
 class ThreadMaker:
     """Makes microbatches in a pool of threads, some spans ahead."""
 
-    def __init__(self, plan: SourcePlan, recipe: Recipe, threads: Threads) -> None:
+    def __init__(self, plan: SourcePlan, recipe: MicrobatchRecipe, threads: Threads) -> None:
         if plan.sticky:
             raise ConfigError("iterables cannot be read by threads", hint="use worker processes, or no workers")
         self._plan, self._recipe, self._hang_s = plan, replace(recipe, seeded=False), threads.hang_s

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from argosy.core import ConfigError
+from argosy.transfer import to_host
 
 Array = NDArray[Any]
 
@@ -191,7 +192,7 @@ def _has_array(dtype: Any) -> bool:
 
 
 def _as_array(value: Any) -> Array:
-    return cast(Array, value if isinstance(value, np.ndarray) else value.detach().cpu().numpy())
+    return cast(Array, value if isinstance(value, np.ndarray) else to_host(value.detach()).numpy())
 
 
 def to_tensors(batch: Any, convert: Callable[[Array], Any]) -> Any:

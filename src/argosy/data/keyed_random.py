@@ -17,6 +17,7 @@ import numpy as np
 
 from argosy.core import ConfigError
 from argosy.data.permute import derive_key
+from argosy.transfer import seed_devices
 
 _SIGNED = 0x7FFFFFFFFFFFFFFF
 _ALL = 0xFFFFFFFFFFFFFFFF
@@ -33,14 +34,7 @@ def seed_generators(*key: int | str) -> None:
     """
     word = derive_key(*key)
     _set(word)
-    seed_devices(word, sys.modules.get("torch"))
-
-
-def seed_devices(word: int, torch: Any) -> None:
-    """Seed the generators of CUDA devices, if they are in use."""
-    if torch is not None and torch.cuda.is_initialized():
-        for generator in torch.cuda.default_generators:
-            generator.manual_seed(word & _SIGNED)
+    seed_devices(word & _SIGNED)
 
 
 def _set(word: int) -> None:

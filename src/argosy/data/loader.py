@@ -19,13 +19,14 @@ from argosy.data.batch_makers import BatchMaker, InlineMaker, MicrobatchSpan, Th
 from argosy.data.choose_plan import choose_plan
 from argosy.data.collate import Collate, to_tensors
 from argosy.data.errors import SourceChanged, TooManySkipped
-from argosy.data.microbatch import Microbatch, Recipe, Skip, Skipped
+from argosy.data.microbatch import Microbatch, MicrobatchRecipe, Skip, Skipped
 from argosy.data.order import Shuffle
 from argosy.data.plan import Identity, Rows, SampleReader, SourcePlan
 from argosy.data.processes import Processes, ProcessMaker
 from argosy.data.rank_and_size import rank_and_size
 from argosy.data.share import check_share, share
 from argosy.data.waits import Waits
+from argosy.transfer import pinned
 
 FORMAT = 1
 SKIPPED_KEPT = 1000
@@ -95,7 +96,7 @@ class Loader:
         self.batch, self.micro, self.seed, self._resized = batch, micro, seed, resized
         self._plan: SourcePlan = choose_plan(source, shuffle or Shuffle.full(), seed)
         self._epochs = epochs
-        self._recipe = Recipe(self._plan.reader(), seed, skip, collate)
+        self._recipe = MicrobatchRecipe(self._plan.reader(), seed, skip, collate)
         self._workers = Processes(workers) if isinstance(workers, int) and workers else workers
         self.rank, self.size = rank_and_size()
         check_share(batch, micro, self.size)
@@ -277,9 +278,7 @@ def _check(batch: Any, micro: Any, seed: Any, epochs: Any, shuffle: Any, workers
 
 
 def as_tensors(batch: Any, torch: Any) -> Any:
-    """Convert arrays to tensors if torch is imported, in pinned memory if there is an accelerator."""
+    """Convert arrays to tensors if torch is imported, in pinned memory if this process uses an accelerator."""
     if torch is None:
         return batch
-    if torch.accelerator.is_available():
-        return to_tensors(batch, lambda array: torch.from_numpy(array).pin_memory())
-    return to_tensors(batch, torch.from_numpy)
+    return to_tensors(batch, lambda array: pinned(torch.from_numpy(array)))

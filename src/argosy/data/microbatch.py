@@ -52,7 +52,7 @@ class Microbatch:
 
 
 @dataclass(slots=True)
-class Recipe:
+class MicrobatchRecipe:
     """Everything but the rows that a batch depends on; pickled once for all workers."""
 
     reader: SampleReader
@@ -68,7 +68,7 @@ def _nothing(_: int) -> None:
 
 
 def make_microbatch(
-    recipe: Recipe, rows: Rows, empty: Empty, progress: Callable[[int], None] = _nothing, hint: Any = None
+    recipe: MicrobatchRecipe, rows: Rows, empty: Empty, progress: Callable[[int], None] = _nothing, hint: Any = None
 ) -> Microbatch:
     """Make the batch; `progress` is called with the number of each sample before it is made.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from argosy.core import ConfigError, WaitStatus
 from argosy.data.batch_makers import MicrobatchSpan
 from argosy.data.errors import WorkerLost
-from argosy.data.microbatch import Microbatch, Recipe
+from argosy.data.microbatch import Microbatch, MicrobatchRecipe
 from argosy.data.pickled_source import pickle_shared
 from argosy.data.plan import Rows, SourcePlan
 from argosy.data.worker_handle import WorkerAnswer, WorkerHandle
@@ -50,7 +50,7 @@ class Processes:
 class ProcessMaker:
     """The workers and the microbatches that they were asked for."""
 
-    def __init__(self, plan: SourcePlan, recipe: Recipe, config: Processes) -> None:
+    def __init__(self, plan: SourcePlan, recipe: MicrobatchRecipe, config: Processes) -> None:
         self._plan, self._recipe, self._config = plan, recipe, config
         self.depth = config.count * config.ahead
         self._source_fd = pickle_shared(recipe)

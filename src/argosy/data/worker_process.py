@@ -22,7 +22,7 @@ import setproctitle
 from argosy.core import DeadlinePassed, PeerLost
 from argosy.data.array_pool import keep_heap
 from argosy.data.errors import SampleError
-from argosy.data.microbatch import Recipe, make_microbatch
+from argosy.data.microbatch import MicrobatchRecipe, make_microbatch
 from argosy.data.pickled_source import unpickle_shared
 from argosy.data.slab import SlabWriter
 from argosy.data.worker_messages import (
@@ -49,7 +49,7 @@ _F_SETSIG = 10
 class Worker:
     """The state of the loop."""
 
-    def __init__(self, link: Link[ToWorker], recipe: Recipe, progress: mmap.mmap) -> None:
+    def __init__(self, link: Link[ToWorker], recipe: MicrobatchRecipe, progress: mmap.mmap) -> None:
         self._link, self._recipe = link, recipe
         self._progress = np.frombuffer(progress, np.int64)
         self._slabs: list[SlabWriter] = []
@@ -148,7 +148,7 @@ def end_with(life: int) -> None:
         os._exit(0)
 
 
-def serve(link_fd: int, progress_fd: int, recipe: Recipe) -> None:
+def serve(link_fd: int, progress_fd: int, recipe: MicrobatchRecipe) -> None:
     """Run as a worker until the loader is gone. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The loader handles Ctrl-C.
     setproctitle.setproctitle("argosy: data worker")

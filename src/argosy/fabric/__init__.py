@@ -1,4 +1,4 @@
-"""Messages between the processes of one user: framed links over Unix sockets, calls, and which rank this process is.
+"""Messages between the processes of one user: links over Unix sockets and TLS, calls, and which rank this process is.
 
 The modules of calls are imported on first use, because most processes never call.
 """
@@ -29,7 +29,10 @@ from argosy.fabric.paths import state_dir as state_dir
 from argosy.fabric.paths import sync_directory as sync_directory
 from argosy.fabric.rank_place import Arrive as Arrive
 from argosy.fabric.rank_place import ForkHelper as ForkHelper
+from argosy.fabric.rank_place import NotMember as NotMember
+from argosy.fabric.rank_place import RankPlace as RankPlace
 from argosy.fabric.rank_place import Released as Released
+from argosy.fabric.rank_place import Replaced as Replaced
 from argosy.fabric.rank_place import here as here
 
 if TYPE_CHECKING:
@@ -54,6 +57,16 @@ if TYPE_CHECKING:
     from argosy.fabric.pending_call import context as context
     from argosy.fabric.remote_errors import RemoteError as RemoteError
     from argosy.fabric.remote_errors import rebuild as rebuild
+    from argosy.fabric.run_authority import HEAD as HEAD
+    from argosy.fabric.run_authority import Credentials as Credentials
+    from argosy.fabric.run_authority import RunAuthority as RunAuthority
+    from argosy.fabric.run_authority import create_authority as create_authority
+    from argosy.fabric.secure_link import SecureLink as SecureLink
+    from argosy.fabric.secure_link import SecureListener as SecureListener
+    from argosy.fabric.secure_link import TlsAddress as TlsAddress
+    from argosy.fabric.secure_link import connect_secure as connect_secure
+    from argosy.fabric.secure_link import listen_secure as listen_secure
+    from argosy.fabric.secure_link import parse_address as parse_address
     from argosy.fabric.server import Server as Server
 
 __getattr__, _ = lazy(__name__)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """Equal for processes that can open each other's files under /proc: one kernel, user and set of namespaces."""
-    return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}"
+    """Equal for processes that can open each other's files under /proc: one kernel, user and set of namespaces.
+
+    Ranks on virtual hosts of one machine are told apart by the names of these.
+    """
+    return f"{_boot()}:{_namespace('pid')}:{_namespace('user')}:{os.getuid()}{os.environ.get('ARGOSY_HOST', '')}"
 
 
 @cache

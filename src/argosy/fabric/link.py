@@ -258,17 +258,26 @@ def accept(listener: socket.socket) -> socket.socket | None:
     Raises:
         OSError: no descriptor is left; the peer was refused, so that it does not wait.
     """
+    sock = take_connection(listener)
+    if sock is not None and peer_credentials(sock)[1] != os.getuid():
+        sock.close()
+        return None
+    return sock
+
+
+def take_connection(listener: socket.socket) -> socket.socket | None:
+    """Accept one connection, from any user; None if there is none.
+
+    Raises:
+        OSError: no descriptor is left; the peer was refused, so that it does not wait.
+    """
     try:
-        sock, _ = listener.accept()
+        return listener.accept()[0]
     except (BlockingIOError, ConnectionAbortedError):
         return None
     except OSError:
         _refuse(listener)
         raise
-    if peer_credentials(sock)[1] != os.getuid():
-        sock.close()
-        return None
-    return sock
 
 
 def _refuse(listener: socket.socket) -> None:

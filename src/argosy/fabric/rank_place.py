@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from argosy.core import ConfigError, PeerLost, RankId
+from argosy.core import ArgosyError, ConfigError, PeerLost, RankId
 from argosy.fabric.link import Link, connect
 
 
@@ -40,7 +40,24 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-_decoder: msgspec.msgpack.Decoder[Released] = msgspec.msgpack.Decoder(Released)
+class NotMember(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a rank that is not in the current view: another generation has its place."""
+
+    view: int
+
+
+class Replaced(ArgosyError):
+    """This process is not in the run any more: another has its place. It must take part in nothing, and end."""
+
+    def __init__(self, rank: RankId, view: int) -> None:
+        super().__init__(rank, view)
+        self.rank, self.view = rank, view
+
+    def __str__(self) -> str:
+        return f"rank {self.rank.index} of generation {self.rank.generation} is not in view {self.view} of the run"
+
+
+_decoder: msgspec.msgpack.Decoder[Released | NotMember] = msgspec.msgpack.Decoder(Released | NotMember)
 
 
 class RankPlace(msgspec.Struct, kw_only=True):
@@ -53,10 +70,14 @@ class RankPlace(msgspec.Struct, kw_only=True):
     socket: Path | None = None
     memory: Path | None = None
     """A directory in shared memory that exists as long as the run."""
+    view: int = 0
+    """The view of the run that this process was started in, as the run numbers them."""
+    host: str = ""
+    """The name of this host, if the run is on several."""
     launcher: Literal["argosy", "torchrun", "none"] = "none"
     alone: bool = False
     """`argosy run` without a number of ranks: there is no store, and no process group is needed."""
-    _link: Link[Released] | None = None
+    _link: Link[Released | NotMember] | None = None
     _barriers: int = 0
 
     def barrier(self, timeout_s: float = 300.0) -> None:
@@ -66,6 +87,7 @@ class RankPlace(msgspec.Struct, kw_only=True):
             ConfigError: not started by `argosy run`.
             DeadlinePassed: some rank did not arrive within `timeout_s`.
             PeerLost: the agent is gone and was not replaced in time.
+            Replaced: another process has this rank's place.
         """
         if self.socket is None:
             raise ConfigError("a barrier needs ranks started by `argosy run`")
@@ -77,6 +99,8 @@ class RankPlace(msgspec.Struct, kw_only=True):
                     self._link = connect(self.socket, _decoder, "the agent")
                 self._link.send(Arrive(self.run, self.rank, self._barriers))
                 released, _ = self._link.wait(deadline - time.monotonic())
+                if isinstance(released, NotMember):
+                    raise Replaced(self.rank, released.view)
                 if released.count >= self._barriers:
                     return
             except PeerLost:  # The agent was killed: repeat this to its replacement.
@@ -114,9 +138,11 @@ def here() -> RankPlace:
         rank=RankId(env["ARGOSY_MESH"], index, int(env["ARGOSY_GENERATION"])),
         size=size,
         run=env["ARGOSY_RUN"],
+        view=int(env.get("ARGOSY_VIEW", "0")),
         directory=Path(env["ARGOSY_RUN_DIR"]),
         socket=Path(env["ARGOSY_AGENT"]),
         memory=Path(env["ARGOSY_MEMORY"]),
+        host=env.get("ARGOSY_HOST", ""),
         launcher="argosy",
         alone=alone,
     )

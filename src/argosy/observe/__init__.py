@@ -3,6 +3,11 @@
 Importing this room imports neither torch nor numpy; the hooks are installed when the script imports torch.
 """
 
+from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
+from argosy.observe.config import record_config as record_config
+from argosy.observe.drain_process import DrainProcess as DrainProcess
 from argosy.observe.journal import Damage as Damage
 from argosy.observe.journal import DamagedJournal as DamagedJournal
 from argosy.observe.journal import Journal as Journal
@@ -15,8 +20,14 @@ from argosy.observe.progress import Flag as Flag
 from argosy.observe.progress import GroupProgress as GroupProgress
 from argosy.observe.progress import Phase as Phase
 from argosy.observe.progress import RankProgress as RankProgress
+from argosy.observe.rank_journal import metrics_directory as metrics_directory
+from argosy.observe.rank_journal import rank_journal as rank_journal
+from argosy.observe.spans import THREADS_CPU as THREADS_CPU
 from argosy.observe.spans import Ring as Ring
 from argosy.observe.spans import Span as Span
+from argosy.observe.spans import SpanKind as SpanKind
+from argosy.observe.spans import count as count
+from argosy.observe.spans import mark_step as mark_step
 from argosy.observe.spans import read_spans as read_spans
 from argosy.observe.spans import record_spans as record_spans
 from argosy.observe.spans import span as span
@@ -27,3 +38,10 @@ from argosy.observe.torch_hooks import install as install
 from argosy.observe.torch_hooks import install_when_imported as install_when_imported
 from argosy.observe.torch_hooks import mark_waiting as mark_waiting
 from argosy.observe.torch_hooks import take_over_steps as take_over_steps
+
+if TYPE_CHECKING:  # These need numpy, and are imported when first used.
+    from argosy.observe.columns import Columns as Columns
+    from argosy.observe.columns import encode_frame as encode_frame
+    from argosy.observe.columns import read_frames as read_frames
+
+__getattr__, _ = lazy(__name__)

@@ -1,26 +1,32 @@
 """Hooks on torch.distributed that count every collective of a rank on its progress page.
 
-Two layers, because neither sees everything. The methods of ProcessGroup see every call from Python (FSDP2's too, and
-in inference mode), and the Work that it returns. The dispatcher hook (key ADInplaceOrView of each c10d operator) sees
-what C++ issues: DDP's reducer, functional and compiled collectives. It costs five times as much (70 us against 14 us,
-of which the page is 1 us), so the methods disable it for their own calls. A wait inside C++ is not seen.
+From torch 2.15 on, a hook of the group is called before each operation, whoever issues it: Python, DDP's reducer,
+functional and compiled collectives. The methods of ProcessGroup only remember the Work that a call returns. Groups
+that are written in Python (Argosy's own) have no such hook, and count themselves.
+
+Older torch needs two layers, because neither sees everything: the methods of ProcessGroup see every call from Python,
+and the dispatcher hook (key ADInplaceOrView of each c10d operator) sees what C++ issues. It costs five times as much
+(70 us against 14 us), so the methods disable it for their own calls. A wait inside C++ is not seen in either case.
 
 C1  If a hook fails, the operator runs as without it, and raises only its own errors.
 C2  The original is called through the dispatcher, which releases the GIL. (Calling a kernel taken from the operator
     keeps the GIL inside C++ and deadlocks DDP on Gloo.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 from argosy.observe.call_site import call_site
 from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.page import Page
 from argosy.observe.progress import P2P_OPS
+from argosy.observe.rank_journal import rank_journal
+from argosy.observe.spans import ring
 
 _DISPATCH_KEY = "ADInplaceOrView"
+_HOOK_ID = 0x4152474F
 _WORKS_MAX = 1024
 
 
@@ -65,43 +71,105 @@ _METHODS = _by_name(
 """The methods of ProcessGroup, by name. Older names are included, because scripts may use any torch."""
 
 
+BYTES_MAX = 0xFFFFFFFF
+
+
+class _Tally:
+    """Numbers the operations of one group; point-to-point operations have no number that the members share."""
+
+    def __init__(self, group: int) -> None:
+        self._group, self._issued, self.newest = (group & 0xFF) << 56, 0, 0
+
+    def issue(self, size: int, p2p: bool) -> int:
+        """The argument of the operation's record: group (8 bits), number (24 bits, 0: none), bytes (32 bits)."""
+        if not p2p:
+            self._issued = self._issued + 1 & 0xFFFFFF or 1
+        self.newest = self._group | (0 if p2p else self._issued) << 32 | min(size, BYTES_MAX)
+        return self.newest
+
+
+def bytes_of(arguments: Iterable[Any]) -> int:
+    """The bytes of the largest argument, which may be a tensor or a list of tensors, one level nested."""
+    largest = 0
+    for argument in arguments:
+        nbytes: int | None = getattr(argument, "nbytes", None)
+        if nbytes is None and isinstance(argument, (list, tuple)):
+            parts = cast("list[Any]", argument)
+            nbytes = sum(
+                bytes_of(cast("list[Any]", each)) if isinstance(each, list) else getattr(each, "nbytes", 0)
+                for each in parts
+            )
+        if nbytes is not None and nbytes > largest:
+            largest = nbytes
+    return largest
+
+
 class CollectiveHooks:
     """Counts the collectives of this process on a page, which may be replaced at any time."""
 
     def __init__(self) -> None:
         self._page = Page.void()
         self._groups: dict[int, int] = {}
-        self._works: dict[int, int] = {}
+        self._works: dict[int, tuple[int, int]] = {}
         self._last = 0
+        self._tallies: dict[int, _Tally] = {}
+        self._added = 0
+        self._hooked: set[int] = set()
+        """Groups with a hook of torch's, by id."""
+        self._hook_ops: dict[Any, tuple[bytes, bool]] = {}
+        self._plain_group: type | None = None
         self._below: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._library: Any = None
         self.backward_site = b""
         """Where the last backward pass began: the call site of collectives that autograd's own threads issue."""
 
     def attach(self, page: Page) -> None:
-        self._groups, self._works, self._page = {}, {}, page
+        self._groups, self._works, self._page, self._tallies, self._added = {}, {}, page, {}, 0
+        self._hooked = set()
 
     def install(self, torch: Any, c10d: Any) -> None:
         """Patch torch, skipping what this version of torch does not have."""
         with suppress(Exception):
-            self._patch_operators(torch, c10d)
+            if hasattr(c10d.ProcessGroup, "register_pre_hook"):
+                self._find_hook_ops(torch, c10d)
+            else:
+                self._patch_operators(torch, c10d)
         for patch in (self._patch_formation, self._patch_methods, self._patch_wait):
             with suppress(Exception):
                 patch(c10d)
+        with suppress(Exception):
+            for group in list(c10d._world.pg_map):  # Formed before the hooks were installed.
+                self._add_existing(group)
         for hooked in (c10d.ProcessGroup.allreduce, c10d.Work.wait):  # All methods share the code of one.
             skip_dynamo(torch, hooked, callees=True)
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def count(self, group: Any, op: bytes, p2p: bool) -> tuple[int, bytes]:
-        """Count an operation; returns the group's slot and the call site."""
+    def count(self, group: Any, op: bytes, p2p: bool, size: int = 0) -> tuple[int, bytes]:
+        """Count an operation on `size` bytes; returns the group's slot and the call site."""
         site = call_site() or self.backward_site
         index = self._groups.get(id(group))
         if index is None:
             index = self._add_existing(group)
+        self._count(index, op, p2p, site, size)
+        return index, site
+
+    def _count(self, index: int, op: bytes, p2p: bool, site: bytes, size: int) -> None:
         self._page.issue(index, op, site, p2p)
         self._last = index
-        return index, site
+        tally = self._tallies.get(index)
+        if tally is not None:
+            ring().point(op.decode(), None, tally.issue(size, p2p))
+
+    def begin_wait(self, index: int, argument: int = -1) -> None:
+        """Record that this rank blocks; without `argument`, in the newest operation of the group."""
+        self._page.wait(index)
+        tally = self._tallies.get(index)
+        ring().begin("wait", None, argument if argument >= 0 else tally.newest if tally else 0)
+
+    def end_wait(self, index: int) -> None:
+        self._page.waited(index)
+        ring().end("wait")
 
     def _add_existing(self, group: Any) -> int:
         """Give a slot to a group that was formed before the hooks were installed."""
@@ -117,9 +185,50 @@ class CollectiveHooks:
         # is added by `_patch_formation`.
         index = self._page.add_group(str(group.group_name), size, rank, progression(ranks))
         self._groups[id(group)] = index
+        self._hook(group, index)
+        self._tallies[index] = _Tally(self._added)
+        spread = progression(ranks)
+        span = [] if spread is None else [spread.start, spread.stop, spread.step]
+        members = ranks if spread is None else None
+        rank_journal.write(
+            "group",
+            number=self._added,
+            name=str(group.group_name),
+            size=size,
+            group_rank=rank,
+            span=span,
+            members=members,
+        )
+        self._added += 1
         return index
 
     # -- patches -----------------------------------------------------------------------------------
+
+    def _find_hook_ops(self, torch: Any, c10d: Any) -> None:
+        names = torch._C._distributed_c10d.HookOpName
+        for name, op in _OPERATORS.items():  # `_allgather_base_` is ALLGATHER_BASE there.
+            hook_op = getattr(names, name.strip("_").upper(), None)
+            if hook_op is not None:
+                self._hook_ops[hook_op] = op.encode(), op in P2P_OPS
+        self._plain_group = c10d.ProcessGroup
+
+    def _hook(self, group: Any, index: int) -> None:
+        """Be called by torch before each operation of the group, if it is one of torch's own."""
+        self._hooked.discard(id(group))
+        if type(group) is not self._plain_group:
+            return
+
+        def issued(what: Any) -> None:
+            try:
+                op, p2p = self._hook_ops[what.name]
+                size = max(bytes_of((what.input_tensors,)), bytes_of((what.output_tensors,)))
+                self._count(index, op, p2p, call_site() or self.backward_site, size)
+            except Exception:
+                pass
+
+        with suppress(Exception):
+            group.register_pre_hook(_HOOK_ID, issued)
+            self._hooked.add(id(group))
 
     def _patch_formation(self, c10d: Any) -> None:
         original = c10d._new_process_group_helper
@@ -147,16 +256,21 @@ class CollectiveHooks:
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             index = -1
-            try:  # noqa: SIM105 (suppress costs 0.3 us)
-                index, _ = self.count(group, raw, p2p)
-            except Exception:
-                pass
-            with below():
+            if id(group) in self._hooked:
                 work = original(group, *args, **kwargs)
+                index = self._last
+            else:
+                try:  # noqa: SIM105 (suppress costs 0.3 us)
+                    index, _ = self.count(group, raw, p2p, bytes_of(args))
+                except Exception:
+                    pass
+                with below():
+                    work = original(group, *args, **kwargs)
             if index >= 0:
                 if len(self._works) >= _WORKS_MAX:  # The script does not wait for them.
                     self._works.clear()
-                self._works[id(work)] = index
+                tally = self._tallies.get(index)
+                self._works[id(work)] = index, tally.newest if tally else -1
             return work
 
         return method
@@ -166,12 +280,12 @@ class CollectiveHooks:
 
         @wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            page, index = self._page, self._works.pop(id(work), self._last)
-            page.wait(index)
+            index, argument = self._works.pop(id(work), (self._last, -1))
+            self.begin_wait(index, argument)
             try:
                 return original(work, *args, **kwargs)
             finally:
-                page.waited(index)
+                self.end_wait(index)
 
         c10d.Work.wait = wait
 
@@ -195,7 +309,7 @@ class CollectiveHooks:
 
         def operator(*args: Any, **kwargs: Any) -> Any:
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                self.count(unbox(args[position]), raw, p2p)
+                self.count(unbox(args[position]), raw, p2p, bytes_of(args))
             except Exception:
                 pass
             with below():

@@ -69,15 +69,16 @@ class Journal:
         """
         if len(record) > RECORD_MAX:
             raise ValueError(f"a record is at most {RECORD_MAX} bytes: {len(record)}")
-        frame = memoryview(_frame(record))
-        start = os.fstat(self._fd).st_size
+        whole = _frame(record)
+        frame = memoryview(whole)
         try:
             while frame:
                 frame = frame[os.write(self._fd, frame) :]
         except OSError:
             # Remove the part that was written. If that fails too, a reader reports damage (J2, J3).
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, start)
+            if written := len(whole) - len(frame):
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise
         if sync:
             os.fsync(self._fd)

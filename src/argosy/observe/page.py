@@ -29,6 +29,7 @@ import os
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
@@ -80,6 +81,8 @@ class Page:
         self._words = self._view.cast("Q")
         self._lock = RLock()  # Re-entrant: a signal handler may issue a collective, too.
         self._slots: dict[str, int] = {}
+        self.reached: Callable[[int], None] | None = None
+        """Called with the number of committed steps when the run has reached it."""
         detached_in_child.add(self)
 
     @classmethod
@@ -134,6 +137,10 @@ class Page:
         with self._lock:
             self._words[_FLAGS] |= flag
 
+    def clear_flag(self, flag: Flag) -> None:
+        with self._lock:
+            self._words[_FLAGS] &= ~int(flag)
+
     def beat(self) -> None:
         """Record a sign of life. Two threads at once may count as one."""
         words = self._words
@@ -156,6 +163,8 @@ class Page:
     def reach(self, step: int) -> None:
         """Record that `step` steps of the run are committed, by this process or its predecessors."""
         self._words[_REACHED] = step
+        if self.reached is not None:
+            self.reached(step)
 
     def add_group(self, name: str, size: int, group_rank: int, members: range | None) -> int:
         """Give a group a slot with counts of zero, and return its index.

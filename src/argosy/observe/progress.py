@@ -31,6 +31,8 @@ class Flag(IntFlag):
     """Do not replace this rank: a replacement would fail in the same way."""
     REPLACE = 64
     """Replace this rank: it ends on purpose, and the script is not at fault."""
+    BREAKPOINT = 128
+    """The rank is at a breakpoint, and waits for whoever debugs it."""
 
 
 class Activity(IntEnum):

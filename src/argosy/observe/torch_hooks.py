@@ -10,21 +10,30 @@ H1  torch.compile does not see the hooks: each tests `is_compiling` first, so th
 H2  No result changes: the hooks touch no tensor.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 from argosy.observe.call_site import call_site
 from argosy.observe.collective_hooks import CollectiveHooks
+from argosy.observe.config import record_start, watch_argparse
 from argosy.observe.dynamo_skip import skip_dynamo
+from argosy.observe.flops import FlopWatch
 from argosy.observe.import_hook import when_imported
 from argosy.observe.page import Page
 from argosy.observe.progress import Activity, Flag
+from argosy.observe.scalar_mirrors import MIRRORS
+from argosy.observe.spans import Ring, mark_step, ring
 
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data.dataloader"
+_DYNAMO = "torch._dynamo.callback"
+_DCP = "torch.distributed.checkpoint.state_dict_saver"
+_FULL_COLLECTION = 2
 
 # Plain integers: an enum member costs 0.2 us more to store.
 _NOTHING, _FORWARD, _BACKWARD, _DATA = (
@@ -37,6 +46,11 @@ class _Hooks:
         self.page = Page.void()
         self.collectives = CollectiveHooks()
         self.counts_steps = True
+        self.steps = 0
+        self.recorded_start = True
+        self.flops = FlopWatch()
+        self.modules_seen = 0
+        """How many modules were imported when torch was patched last: parts of torch are imported when first used."""
         self.installed: set[str] = set()
 
     def install(self) -> None:
@@ -44,7 +58,18 @@ class _Hooks:
         torch = sys.modules.get("torch")
         if torch is None:
             return
-        for function in (Page.enter, Page.step, Page.issue, Page.wait, Page.waited, call_site):
+        self.modules_seen = len(sys.modules)
+        for function in (
+            Page.enter,
+            Page.step,
+            Page.issue,
+            Page.wait,
+            Page.waited,
+            call_site,
+            ring,
+            Ring.begin,
+            Ring.end,
+        ):
             skip_dynamo(torch, function, callees=True)
         patches: dict[str, Callable[[Any], None]] = {
             "torch.optim.optimizer": lambda module: self._patch_optimizer(torch, module),
@@ -52,6 +77,10 @@ class _Hooks:
             "torch.autograd": lambda module: self._patch_backward(torch, module),
             _LOADER: self._patch_loader,
             _C10D: lambda module: self.collectives.install(torch, module),
+            "torch.serialization": lambda module: self._patch_save(torch, module),
+            _DCP: self._patch_dcp,
+            _DYNAMO: self._watch_compiler,
+            **MIRRORS,
         }
         for name, patch in patches.items():
             module = sys.modules.get(name)
@@ -62,31 +91,58 @@ class _Hooks:
         if self.installed:
             self.page.set_flag(Flag.TORCH_HOOKS)
 
+    def _look(self) -> None:
+        """While training: patch what was imported meanwhile."""
+        if len(sys.modules) == self.modules_seen:
+            return
+        self.install()
+        if not self.recorded_start:
+            self.recorded_start = True
+            record_start()
+
     def _patch_optimizer(self, torch: Any, module: Any) -> None:
         compiling = torch.compiler.is_compiling
 
-        def stepped(*_: Any) -> None:
-            if not compiling() and self.counts_steps:
-                self.page.step()
+        def stepping(*_: Any) -> None:
+            if not compiling():
+                ring().begin("optimizer")
 
-        skip_dynamo(torch, stepped, callees=True)
+        def stepped(*_: Any) -> None:
+            if compiling():
+                return
+            ring().end("optimizer")
+            self._look()
+            if self.counts_steps:
+                self.steps += 1
+                self.page.step()
+                mark_step(self.steps)
+
+        for hook in (stepping, stepped):
+            skip_dynamo(torch, hook, callees=True)
+        module.register_optimizer_step_pre_hook(stepping)
         module.register_optimizer_step_post_hook(stepped)
 
     def _patch_forward(self, torch: Any, module: Any) -> None:
-        original, compiling = module.Module.__call__, torch.compiler.is_compiling
+        original, compiling, graded = module.Module.__call__, torch.compiler.is_compiling, torch.is_grad_enabled
         inside = False  # Shared by all threads: of two at once only one beats, which is enough.
 
         @wraps(original)
         def __call__(self_: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
-            if compiling() or inside:
+            if compiling() or inside or (self.flops.thread_id and get_ident() == self.flops.thread_id):
                 return original(self_, *args, **kwargs)
+            name = "forward" if graded() else "evaluate"
+            self._look()
+            if not self.flops.done and name == "forward":
+                self.flops.see(torch, self_, args, kwargs, ring().step)
             try:
                 inside = True
                 self.page.enter(_FORWARD)
+                ring().begin(name)
                 return original(self_, *args, **kwargs)
             finally:
                 inside = False
+                ring().end(name)
                 self.page.enter(_NOTHING)
 
         skip_dynamo(torch, __call__)
@@ -101,9 +157,11 @@ class _Hooks:
                 return original(*args, **kwargs)
             self.page.enter(_BACKWARD)
             self.collectives.backward_site = call_site()
+            ring().begin("backward")
             try:
                 return original(*args, **kwargs)
             finally:
+                ring().end("backward")
                 self.page.enter(_NOTHING)
 
         skip_dynamo(torch, backward)
@@ -116,12 +174,51 @@ class _Hooks:
         @wraps(original)
         def __next__(self_: Any) -> Any:
             self.page.enter(_DATA)
+            ring().begin("data")
             try:
                 return original(self_)
             finally:
+                ring().end("data")
                 self.page.enter(_NOTHING)
 
         iterator.__next__ = __next__
+
+    def _patch_save(self, torch: Any, module: Any) -> None:
+        torch.save = module.save = _timed(module.save, "checkpoint")
+
+    def _patch_dcp(self, module: Any) -> None:
+        package = sys.modules["torch.distributed.checkpoint"]
+        for name in ("save", "async_save"):
+            setattr(module, name, _timed(getattr(module, name), "checkpoint"))
+            setattr(package, name, getattr(module, name))
+
+    def _watch_compiler(self, module: Any) -> None:
+        def begins(_: object) -> None:
+            ring().begin("compile")
+
+        def ends(_: object) -> None:
+            ring().end("compile")
+
+        module.callback_handler.register_start_callback(begins)
+        module.callback_handler.register_end_callback(ends)
+
+
+def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @wraps(original)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        ring().begin(name)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ring().end(name)
+
+    return timed
+
+
+def _collected(phase: str, info: dict[str, int]) -> None:
+    """Record full garbage collections; those of the young generations are too short and too many."""
+    if info.get("generation", 0) >= _FULL_COLLECTION:
+        (ring().begin if phase == "start" else ring().end)("gc")
 
 
 _hooks = _Hooks()
@@ -130,7 +227,12 @@ _hooks = _Hooks()
 def attach(page: Page) -> None:
     """Let the hooks of this process write to `page` from now on. A forked child attaches a page of its own."""
     page.claim()
-    _hooks.page = page
+    page.reached = mark_step
+    _hooks.page, _hooks.steps, _hooks.modules_seen, _hooks.recorded_start = page, 0, 0, False
+    _hooks.flops.reset()
+    if _collected not in gc.callbacks:
+        gc.callbacks.append(_collected)
+    watch_argparse()
     _hooks.collectives.attach(page)
     if _hooks.installed:
         page.set_flag(Flag.TORCH_HOOKS)
@@ -175,4 +277,4 @@ def count_collective(group: Any, op: str, p2p: bool = False) -> tuple[int, str]:
 def mark_waiting(index: int, begins: bool) -> None:
     """Record that the rank begins or ends to block in an operation of slot `index`."""
     if index >= 0:
-        (_hooks.page.wait if begins else _hooks.page.waited)(index)
+        (_hooks.collectives.begin_wait if begins else _hooks.collectives.end_wait)(index)

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from argosy.supervise.client.agent_client import submit as submit
     from argosy.supervise.client.launch_builder import build_launch as build_launch
     from argosy.supervise.client.launch_builder import check_ranks as check_ranks
-    from argosy.supervise.client.runs_without_agent import ended_ranks as ended_ranks
+    from argosy.supervise.client.member_host import clear_host as clear_host
+    from argosy.supervise.client.member_host import serve_as_host as serve_as_host
+    from argosy.supervise.client.runs_without_agent import ending_of as ending_of
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
     from argosy.supervise.environment import seal_environment as seal_environment
     from argosy.supervise.evidence.incident import is_connection_error as is_connection_error
     from argosy.supervise.evidence.incident import read_incidents as read_incidents
-    from argosy.supervise.evidence.proc_sample import exception_line as exception_line
-    from argosy.supervise.evidence.proc_sample import last_traceback as last_traceback
+    from argosy.supervise.evidence.log_excerpt import exception_line as exception_line
+    from argosy.supervise.evidence.log_excerpt import last_traceback as last_traceback
     from argosy.supervise.evidence.stacks import find_py_spy as find_py_spy
     from argosy.supervise.evidence.why import Report as Report
     from argosy.supervise.evidence.why import RunView as RunView
@@ -34,9 +36,13 @@ if TYPE_CHECKING:
     from argosy.supervise.imports.scan import scan as scan
     from argosy.supervise.messages import Environment as Environment
     from argosy.supervise.messages import GetEnvironment as GetEnvironment
+    from argosy.supervise.messages import GiveHostsBack as GiveHostsBack
     from argosy.supervise.messages import Happened as Happened
+    from argosy.supervise.messages import HostEnded as HostEnded
+    from argosy.supervise.messages import HostTickets as HostTickets
     from argosy.supervise.messages import ListRuns as ListRuns
     from argosy.supervise.messages import Notice as Notice
+    from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
     from argosy.supervise.messages import Runs as Runs
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
     from argosy.supervise.output.follower import Follower as Follower
     from argosy.supervise.output.stream import Out as Out
     from argosy.supervise.output.stream import Stream as Stream
+    from argosy.supervise.records.membership import Membership as Membership
+    from argosy.supervise.records.membership import decode_membership as decode_membership
     from argosy.supervise.records.owner import Owner as Owner
     from argosy.supervise.records.owner import is_inhabited as is_inhabited
     from argosy.supervise.records.owner import lock_runtime as lock_runtime

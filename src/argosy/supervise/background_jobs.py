@@ -16,7 +16,7 @@ JOB_S = 30.0
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class BackgroundJob(Generic[T]):
     """One piece of work, and who hears its result or what it raised."""
 
     def __init__(self, what: str, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
@@ -39,7 +39,7 @@ class BackgroundJobs:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._jobs: deque[Job[Any]] = deque()
+        self._jobs: deque[BackgroundJob[Any]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -47,7 +47,7 @@ class BackgroundJobs:
 
     def do(self, what: str, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Do `work` after what was asked for before it, then call `done` in the loop."""
-        self._jobs.append(Job(what, work, done))
+        self._jobs.append(BackgroundJob(what, work, done))
         if len(self._jobs) == 1:
             self._start()
 

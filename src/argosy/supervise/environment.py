@@ -29,18 +29,27 @@ class Sealed(msgspec.Struct, frozen=True):
 
 def seal_environment(variables: Mapping[str, str], secrets: Mapping[str, str], limits: Sequence[Limit] = ()) -> int:
     """Write all to a memory file that nobody can change any more; returns its descriptor."""
-    fd = os.memfd_create("argosy-environment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     # As bytes: names and values may hold what no text encoding can carry.
     parts = [[(os.fsencode(n), os.fsencode(v)) for n, v in part.items()] for part in (variables, secrets)]
-    content = msgspec.msgpack.encode((parts, limits))
+    return seal_content(msgspec.msgpack.encode((parts, limits)))
+
+
+def seal_content(content: bytes) -> int:
+    """Write what another host read from a descriptor of `seal_environment`; returns a descriptor of this host."""
+    fd = os.memfd_create("argosy-environment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     _write_all(fd, content)
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
     return fd
 
 
+def sealed_content(fd: int) -> bytes:
+    """What `seal_content` takes; it holds secrets."""
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
 def open_environment(fd: int) -> Sealed:
     """Read what `seal_environment` wrote; the descriptor stays open."""
-    content = os.pread(fd, os.fstat(fd).st_size, 0)
+    content = sealed_content(fd)
     parts, limits = msgspec.msgpack.decode(content, type=tuple[list[list[tuple[bytes, bytes]]], list[Limit]])
     variables, secrets = ({os.fsdecode(n): os.fsdecode(v) for n, v in part} for part in parts)
     return Sealed(variables, secrets, limits)

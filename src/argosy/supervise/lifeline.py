@@ -3,8 +3,8 @@
 Warden, agent and zygotes hold the write end of one FIFO; each rank holds a read end of its own with O_ASYNC,
 its process group as owner and SIGKILL as signal. No thread, no polling, and it survives an exec.
 
-The FIFO also tells who belongs to a runtime directory: each zygote locks the byte of its pid, whoever its parent is,
-and whoever finds another FIFO at the path, or none, knows that the directory was removed under it.
+The FIFO also tells who belongs to a runtime directory: each zygote locks the byte of its pid. If the FIFO at the
+path is another one, or none, the directory was removed.
 """
 
 import contextlib

@@ -38,6 +38,8 @@ class LaunchRun(Message, frozen=True):
 
     launch: Launch
     stdin: bool = False
+    hosts: list[str] = []
+    """Names of the hosts that its engine gives, spare ones last; empty: the ranks are on this one."""
 
 
 class StopRun(Message, frozen=True):
@@ -80,6 +82,20 @@ class GetEnvironment(Message, frozen=True):
 
     run: str
     rank: int
+
+
+class ProvideHosts(Message, frozen=True):
+    """The process that gives hosts to a run has connected; answered by `HostTickets` or `GiveHostsBack`."""
+
+    run: str
+
+
+class HostEnded(Message, frozen=True):
+    """The engine says that a host is lost."""
+
+    run: str
+    host: str
+    reason: str
 
 
 class Shutdown(Message, frozen=True):
@@ -150,7 +166,7 @@ class ChildExited(Message, frozen=True):
 
 
 class ChildPaused(Message, frozen=True):
-    """A child was stopped by a signal, or goes on (signal 0)."""
+    """A child was stopped by a signal, or continues (signal 0)."""
 
     child: Child
     signal: int
@@ -164,6 +180,8 @@ ToAgent = (
     | WatchRun
     | TakeStacks
     | GetEnvironment
+    | ProvideHosts
+    | HostEnded
     | Shutdown
     | ZygoteHello
     | ZygoteReady
@@ -208,7 +226,7 @@ class Happened(Message, frozen=True):
 
 
 class Notice(Message, frozen=True):
-    """A line for the user: progress of a cold start, a package left out of the zygote."""
+    """A line for the user: progress of a cold start, a package that the zygote skips."""
 
     text: str
 
@@ -221,6 +239,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     pid: int
     state: str
     steps: int = 0
+    host: str = ""
+    """Empty: the host of the agent that answers."""
 
 
 class RunInfo(msgspec.Struct, frozen=True):
@@ -278,11 +298,23 @@ class Environment(Message, frozen=True):
     cwd: str
 
 
+class HostTickets(Message, frozen=True):
+    """What each host needs to join, as JSON of a `Membership`; hosts reach the head at `port` of this machine."""
+
+    engine: str
+    tickets: dict[str, bytes]
+    port: int
+
+
+class GiveHostsBack(Message, frozen=True):
+    """The run needs its hosts no more: end what is on them."""
+
+
 class Done(Message, frozen=True):
     """What was asked is under way."""
 
 
-ToClient = Refused | Welcome | Happened | Notice | Runs | Stacks | Environment | Done
+ToClient = Refused | Welcome | Happened | Notice | Runs | Stacks | Environment | HostTickets | GiveHostsBack | Done
 
 # --- agent -> zygote
 
@@ -330,6 +362,7 @@ class ForkStore(Message, frozen=True):
     generation: int
     port: int
     log: str
+    address: str = "127.0.0.1"
 
 
 class ForkBeside(Message, frozen=True):
@@ -367,7 +400,10 @@ class Drop(Message, frozen=True):
 
 
 class Spawn(Message, frozen=True):
-    """Execute a program: a rank's, or a zygote (`secrets` False). Descriptors as for `Fork`."""
+    """Execute a program: a rank's, or `what` serves one, a zygote or the giver of hosts, which get no secrets.
+
+    Descriptors as for `Fork`.
+    """
 
     run: str
     spec: RankSpec

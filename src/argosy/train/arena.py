@@ -19,7 +19,8 @@ from torch import Tensor
 
 from argosy.fabric import here
 from argosy.train.heal_decision import Version
-from argosy.train.tracking import Capsule
+from argosy.transfer import Kind as Shape
+from argosy.transfer import Layout, Member, Role, State, Unit
 
 _HEAD = struct.Struct("<QQQQQ")
 """The seal (last step that it is of, plus one; 0: not whole), first step, view, bytes of description and tensors."""
@@ -31,20 +32,26 @@ Kind = Literal["full", "local", "final"]
 
 
 class Place(NamedTuple):
-    """Where a tensor lies among the bytes."""
+    """What a tensor is, and where it lies among the bytes."""
 
+    unit: str
+    key: str
+    role: Role
     name: str
+    layout: Layout
+    kind: Shape
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: torch.Size
     offset: int
 
 
 class Packed(NamedTuple):
-    """How a capsule becomes bytes: its description, and where the tensors go."""
+    """How a state becomes bytes: its description, where the tensors go, and the tensors."""
 
     description: bytes
     places: list[Place]
     size: int
+    tensors: list[Tensor]
 
 
 class Stored(NamedTuple):
@@ -66,35 +73,51 @@ def arena_folders() -> list[Path]:
     return [place.memory, place.socket.parent / "runs" / place.run]
 
 
-def plan(capsule: Capsule) -> Packed:
-    """Lay a capsule's tensors out one after the other."""
-    places: list[Place] = []
-    at = 0
-    for name, tensor in capsule.tensors.items():
-        places.append(Place(name, tensor.dtype, tuple(tensor.shape), at))
-        at += -(-tensor.nbytes // _ALIGN) * _ALIGN
-    return Packed(pickle.dumps((places, capsule.values)), places, at)
+class Packing:
+    """Lays states out; remembers how, as the next one is mostly like the last."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._said = b""
+
+    def plan(self, state: State) -> Packed:
+        """Lay a state's tensors out one after the other."""
+        places: list[Place] = []
+        tensors: list[Tensor] = []
+        at = 0
+        for unit in state.units.values():
+            for key, member in unit.members.items():
+                if (tensor := member.local) is not None:
+                    what = (unit.name, key, member.role, member.dtype, member.layout, member.kind)
+                    places.append(Place(*what, tensor.dtype, tensor.shape, at))
+                    tensors.append(tensor)
+                    at += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        if places != self._places or not self._said:  # Layouts say something of each rank.
+            self._places, self._said = places, pickle.dumps(places)
+        units = [(unit.name, unit.options, unit.aliases) for unit in state.units.values()]
+        return Packed(pickle.dumps((self._said, state.rank, state.size, units, state.values)), places, at, tensors)
 
 
-def write(packed: Packed, capsule: Capsule, into: Tensor) -> None:
+def write(packed: Packed, into: Tensor) -> None:
     """Copy the tensors into bytes."""
     with torch.no_grad():
-        for place, view in _views(packed.places, into):
-            view.copy_(capsule.tensors[place.name])
+        for place, tensor in zip(packed.places, packed.tensors, strict=True):
+            _view(place, into).copy_(tensor)
 
 
-def unpack(description: bytes, content: Tensor) -> Capsule:
-    """The capsule whose tensors lie in `content`."""
-    places, values = pickle.loads(description)
-    return Capsule({place.name: view for place, view in _views(places, content)}, values)
+def unpack(description: bytes, content: Tensor) -> State:
+    """The state whose tensors lie in `content`."""
+    said, rank, size, units, values = pickle.loads(description)
+    state = State(rank, size, {name: Unit(name, {}, options, aliases) for name, options, aliases in units}, values)
+    for place in pickle.loads(said):
+        member = Member(place.key, place.role, place.name, place.layout, _view(place, content), place.kind)
+        state.units[place.unit].members[place.key] = member
+    return state
 
 
-def _views(places: list[Place], content: Tensor) -> "list[tuple[Place, Tensor]]":
-    found: list[tuple[Place, Tensor]] = []
-    for place in places:
-        count = torch.Size(place.shape).numel() * place.dtype.itemsize
-        found.append((place, content[place.offset : place.offset + count].view(place.dtype).view(place.shape)))
-    return found
+def _view(place: Place, content: Tensor) -> Tensor:
+    size = place.shape.numel() * place.dtype.itemsize
+    return content[place.offset : place.offset + size].view(place.dtype).view(place.shape)
 
 
 class Arena:
@@ -105,14 +128,15 @@ class Arena:
         self._maps: dict[Path, mmap.mmap] = {}
         self._newest: dict[Kind, Path] = {}
         self._said = False
+        self._packing: dict[Kind, Packing] = {}
 
-    def put(self, kind: Kind, version: Version, capsule: Capsule, *, base: Version | None = None) -> None:
+    def put(self, kind: Kind, version: Version, state: State, *, base: Version | None = None) -> None:
         """Keep what the rank has as of `version`; `base`, which it continues from, stays (A2).
 
         Raises:
             OSError: there is no room; what was kept before stays.
         """
-        packed = plan(capsule)
+        packed = self._packing.setdefault(kind, Packing()).plan(state)
         at = _HEAD.size + len(packed.description)
         path = self._room(self._free(kind, version.step, base), at + _ALIGN + packed.size)
         memory = self._maps[path]
@@ -120,7 +144,7 @@ class Arena:
         memory[_HEAD.size : at] = packed.description
         if packed.size:
             start = -(-at // _ALIGN) * _ALIGN
-            write(packed, capsule, torch.frombuffer(memory, dtype=torch.uint8, count=packed.size, offset=start))
+            write(packed, torch.frombuffer(memory, dtype=torch.uint8, count=packed.size, offset=start))
         _HEAD.pack_into(memory, 0, 0, version.step, version.view, len(packed.description), packed.size)
         memory[:8] = struct.pack("<Q", version.step + 1)
         self._newest[kind] = path
@@ -140,20 +164,21 @@ class Arena:
         """The versions of all of the rank's state."""
         return [Version(each.last, each.view) for each in self._stored("full")]
 
-    def full(self, version: Version) -> Capsule | None:
+    def full(self, version: Version) -> State | None:
         """All of the rank's state, where it lies."""
-        return next((self._capsule(each) for each in self._stored("full") if _is(each, version)), None)
+        return next((self._state(each) for each in self._stored("full") if _is(each, version)), None)
 
-    def get(self, step: int, kind: Kind) -> Capsule | None:
+    def get(self, step: int, kind: Kind) -> State | None:
         """What was kept of a step, where it lies."""
-        return next((self._capsule(each) for each in self._stored(kind) if each.first <= step <= each.last), None)
+        return next((self._state(each) for each in self._stored(kind) if each.first <= step <= each.last), None)
 
-    def own_of(self, step: int) -> Capsule | None:
+    def own_of(self, step: int) -> State | None:
         """What a replica has for itself: as it was after the block, or else what the forward pass had changed."""
         if (final := self.get(step, "final")) is not None:
-            return Capsule(final.tensors, {})
-        voted = self.get(step, "local")
-        return None if voted is None else Capsule({name: voted.tensors[name] for name in voted.values["changed"]}, {})
+            return final
+        if (voted := self.get(step, "local")) is None:
+            return None
+        return State(voted.rank, voted.size, {name: voted.units[name] for name in voted.values["changed"]})
 
     def clear(self) -> None:
         """Forget all versions."""
@@ -188,7 +213,7 @@ class Arena:
         seal, *rest = _HEAD.unpack_from(self._maps[path])
         return Stored(path, rest[0], seal - 1, *rest[1:]) if seal else None
 
-    def _capsule(self, stored: Stored) -> Capsule:
+    def _state(self, stored: Stored) -> State:
         memory, at = self._maps[stored.path], _HEAD.size + stored.length
         content = torch.empty(0, dtype=torch.uint8)
         if stored.size:
@@ -219,7 +244,7 @@ class Arena:
         if not self._said:
             self._said = True
             small = self._folders[0]
-            self._tell(f"{small} is too small for what only rank {self._rank} holds: it is kept in {folder}")
+            self._tell(f"rank {self._rank} keeps its state in {folder}: {small} has no space")
 
 
 def _is(stored: Stored, version: Version | None) -> bool:

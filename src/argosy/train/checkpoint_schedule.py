@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +13,7 @@ from argosy.checkpoint import Cadence, Handle, KeepBack, KeepBest, KeepEvery, Ke
 from argosy.core import ArgosyError, ConfigError, DeadlinePassed, format_ranks
 from argosy.data import Queue
 from argosy.train.step import Diverged
-from argosy.transfer import State, describe, replicated
+from argosy.transfer import State, replicated
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -200,11 +200,7 @@ class Saves:
 
 def state_of(run: "Run") -> State:
     """The tracked state, as checkpoints describe it: what only some ranks have is theirs."""
-    tracked = run.tracked
-    model: Any = next(iter(tracked.modules.values())) if len(tracked.modules) == 1 else tracked.modules
-    local = run.healing.apart
-    state = describe(model if tracked.modules else None, tracked.optimizers, others=tracked.others, local=local)
-    state.modules = state.modules or dict.fromkeys(tracked.modules, "")
+    state = run.tracked.state(run.healing.apart, transient=False)
     for name, ranks in run.healing.holders.items():
         unit = state.units.get(name)
         for key, member in unit.members.items() if unit is not None else ():

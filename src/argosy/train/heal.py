@@ -1,6 +1,8 @@
 """Give every rank the state of the same step after ranks have met: carry `heal_decision.py` out."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +11,14 @@ import torch.distributed as dist
 
 from argosy.checkpoint import Mark, Restored, StepNotFound, begin_series, restore
 from argosy.core import ArgosyError, ConfigError, PeerLost
-from argosy.train.arena import Arena, Kind, plan, unpack, write
+from argosy.train.arena import Arena, Kind, Packing, unpack, write
 from argosy.train.checkpoint_schedule import state_of
 from argosy.train.heal_decision import FromArenas, FromPeer, Told, Version, decide_healing
-from argosy.train.ownership import Ownership
 from argosy.train.rows import Row
 from argosy.train.scribe import merge_recent
 from argosy.train.step import Diverged
-from argosy.train.tracking import Capsule
+from argosy.train.tracking import bytes_of
+from argosy.transfer import Ownership, State, take_over, tensors_state
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -30,6 +32,10 @@ class Healing:
         self._run = run
         self.fresh = True
         """This rank has no state that the others could continue from."""
+        self.origin = 0
+        """The step to begin with where there is no checkpoint: a framework may bring one of its own."""
+        self.restarts_together = False
+        """A lost rank ends all others too, and all resume from what their arenas hold."""
         self.torn = False
         """Its last step failed after the vote."""
         self.pristine = True
@@ -52,13 +58,22 @@ class Healing:
         self._changed: list[str] = []
         """The buffers that differ between ranks, as of the last vote."""
         self._final = -1
+        self._before_update: dict[str, torch.Tensor] = {}
+        """The buffers when the first optimizer stepped, where the vote comes later."""
+        self._after_update = 0
+        """A digest of the buffers that changed after the update. Of a rank that is lost there nobody knows its own."""
         self.holders: dict[str, tuple[int, ...]] = {}
         """Of what only some ranks have, such as the stages of a pipeline: who has it."""
 
     @property
     def replicated(self) -> bool:
-        """Whether the parameters of all ranks are replicas of each other."""
-        return not self.ownership.owned
+        """Whether a rank can take over the state of another: parameters and moments of all are replicas."""
+        return not (self.ownership.owned or self._run.tracked.splits_moments or self.restarts_together)
+
+    @property
+    def step(self) -> int:
+        """The step that this rank has the state of, -1 if it has none."""
+        return -1 if self.fresh else self._run.step
 
     def heal(self, view: int) -> None:
         """With all ranks of a new view: everybody has the state of the same step afterwards.
@@ -111,10 +126,9 @@ class Healing:
         run = self._run
         if run.rank == source and to:
             run.saves.wait_for_copy()
-            capsule = run.tracked.capture()
-            packed = plan(capsule)
+            packed = Packing().plan(run.tracked.state())
             content = torch.empty(packed.size, dtype=torch.uint8)
-            write(packed, capsule, content)
+            write(packed, content)
             for rank in to:
                 dist.send_object_list([packed.description, packed.size], rank)
                 if packed.size:
@@ -127,7 +141,7 @@ class Healing:
                 dist.recv(content, source)
             run.saves.wait_for_copy()
             self.fresh, self.pristine = True, False
-            run.tracked.adopt(unpack(head[0], content))
+            take_over(run.tracked.state(), unpack(head[0], content))
             self.take_local(version.step)
             self._become(version)
             # From here on the others may continue from this rank, even if all who had the state die now.
@@ -137,19 +151,19 @@ class Healing:
         """What differs between ranks."""
         own = None if self._run.arena is None else self._run.arena.own_of(step)
         if own is not None:
-            self._run.tracked.adopt(own)
+            self._run.tracked.take_over_buffers(own)
 
     def from_arena(self, version: Version) -> None:
         """Take over this rank's own state of `version`, if it has another one."""
         run = self._run
         if not self.fresh and not self.torn and self.version == version:
             return
-        capsule = None if run.arena is None else run.arena.full(version)
-        if capsule is None:
+        held = None if run.arena is None else run.arena.full(version)
+        if held is None:
             raise PeerLost(f"rank {run.rank}", f"its arena no longer holds step {version.step}")
         run.saves.wait_for_copy()
         self.fresh, self.pristine = True, False  # Until all is taken over, nobody may continue from this rank.
-        run.tracked.adopt(capsule)
+        take_over(run.tracked.state(self.apart), held)
         if run.step > version.step:
             run.scribe.went_back(version.step)
         self._become(version)
@@ -204,11 +218,11 @@ class Healing:
             SystemExit: this rank has trained since; a new process takes its place.
         """
         if not self.pristine:
-            self._run.tell(f"rank {self._run.rank} starts over: there is no checkpoint yet to resume from")
+            self._run.tell(f"no checkpoint yet: rank {self._run.rank} starts at step 0")
             self._run.begin_anew()
-        if self._run.crew.view > 1:
+        if self._run.crew.view > 1 or self._run.crew.generation:
             self._run.say("all ranks that had the state are lost and there is no checkpoint yet: starting over")
-        self._run.step = 0
+        self._run.step = self.origin
 
     def restore(self, directory: Path, step: int | None) -> Restored:
         """The state of a step, from a directory."""
@@ -238,21 +252,42 @@ class Healing:
         for name in sorted({name for each in names for name in each} - everywhere):
             self.holders[name] = tuple(rank for rank, each in enumerate(names) if name in each)
 
-    def before_vote(self, step: int, before: Capsule, *, final: bool) -> None:
+    def before_vote(self, step: int, before: State, *, final: bool) -> None:
         """What only this rank has goes where its replacement will find it; `final`: nothing changes any more."""
         run = self._run
         if run.arena is None or not self.replicated or not (buffers := run.tracked.buffers()):
             return
-        changed = [name for name, now in buffers.items() if final or not torch.equal(now, before.tensors[name])]
+        if final:
+            self._note_changes(self._before_update, buffers)
+            self._before_update = {}
+        were = before.units
+        changed = [n for n, now in buffers.items() if final or not torch.equal(now, were[n].members["value"].local)]
         self._voted = {name: buffer._version for name, buffer in buffers.items()}
         if not changed and not self._changed and self._final < step - 1 and run.arena.extend(step, "local"):
             return
         self._changed = changed
-        self._put_local(run.arena, step, "local", Capsule(buffers, {"changed": changed}))
+        self._put_local(run.arena, step, "local", buffers)
 
-    def _put_local(self, arena: Arena, step: int, kind: Kind, capsule: Capsule) -> None:
+    def before_update(self) -> None:
+        """The first optimizer steps, and the vote is at the end of the block: what changes in between is found."""
+        if self._run.arena is not None and self.replicated:
+            self._before_update = {name: buffer.clone() for name, buffer in self._run.tracked.buffers().items()}
+
+    def _note_changes(self, before: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+        seen, changed = hashlib.blake2b(digest_size=7), [n for n in before if not torch.equal(buffers[n], before[n])]
+        for name in changed:
+            seen.update(name.encode() + bytes_of(buffers[name]))
+        self._after_update = int.from_bytes(seen.digest(), "little") if changed else 0
+
+    def words(self) -> list[int]:
+        """This rank's part of a vote: equal on all ranks, where what is done after an update is the same on all."""
+        return [self._after_update, -self._after_update]
+
+    def _put_local(self, arena: Arena, step: int, kind: Kind, buffers: Mapping[str, torch.Tensor]) -> None:
+        state = tensors_state(buffers)
+        state.values["changed"] = self._changed
         try:
-            arena.put(kind, Version(step), capsule)
+            arena.put(kind, Version(step), state)
         except OSError as error:
             if not self._said:
                 self._said = True
@@ -270,9 +305,11 @@ class Healing:
         if not late and all(buffer._version == self._voted.get(name) for name, buffer in buffers.items()):
             return
         voted = run.arena.get(run.step, "local")
-        if voted is None or not all(torch.equal(now, voted.tensors[name]) for name, now in buffers.items()):
+        if voted is not None:
+            self._note_changes(voted.tensors(), buffers)
+        if voted is None or self._after_update:
             self._final = run.step
-            self._put_local(run.arena, run.step, "final", Capsule(buffers, {}))
+            self._put_local(run.arena, run.step, "final", buffers)
 
     def after(self, step: "Step", *, late: bool) -> None:
         """A step counts: learn whether the next one must be copied first, and keep what no other rank has."""
@@ -289,7 +326,7 @@ class Healing:
         if run.arena is None or self.replicated:
             return
         try:
-            run.arena.put("full", self.version, run.tracked.capture(), base=base)
+            run.arena.put("full", self.version, run.tracked.state(self.apart), base=base)
         except OSError as error:
             raise ArgosyError(
                 f"no memory for the state of rank {run.rank}: {error.strerror}",

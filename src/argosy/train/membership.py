@@ -2,6 +2,7 @@
 
 W1  Ranks meet in views, which grow: whoever replaces a lost rank opens the next one, and all leave for the newest.
 W2  Until a rank has met the others its groups answer locally, so that constructors and rehearsals need nobody.
+W3  Where a connection breaks and all ranks live, nobody is replaced: a rank that saw it break opens the next view.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false
@@ -10,19 +11,24 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from argosy.collective import Group, Latch, Superseded, joining, open_agent_store
-from argosy.core import ConfigError, DeadlinePassed
+from argosy.collective import ConnectionLost, Group, Latch, Superseded, joining, open_agent_store
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed
 from argosy.fabric import here
+from argosy.train._torch import default_store
+from argosy.train.heal_decision import Version, newest
 
 Kind = Literal["alone", "foreign", "replaceable"]
 _VIEWS = "argosy/views"
+_LIVE = "live"
 _POLL_S = 0.002
 FORM_S = 60.0
+REOPENED_MAX = 5
+"""How often a rank opens a view at the same step because connections break, before it waits for a replacement."""
 
 
 class NobodyCame(DeadlinePassed):
@@ -42,8 +48,12 @@ class Crew:
         self._patience_s = patience_s
         self._store: Any = None
         self._joining = ExitStack()
-        self._tried = 0
+        self._tried = self._seen_view = 0
         self._announced = False
+        self._held = ""
+        """What this rank's arena holds, as it was posted."""
+        self._reopened: list[tuple[int, ArgosyError]] = []
+        """At which step this rank opened a view because of which loss; of the newest such step."""
         self.group: Any = None
         self.board: Any = None
         """What all ranks can write on and read; None where nobody could be told to stop waiting."""
@@ -52,8 +62,7 @@ class Crew:
         if isinstance(self.group, Group):
             # torchrun keeps one store over its restarts: what an earlier attempt wrote must not be read.
             attempt = f"argosy/attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            default = cast(Any, dist.distributed_c10d)._get_default_store
-            self.board = self._store or dist.PrefixStore(attempt, default())
+            self.board = self._store or dist.PrefixStore(attempt, default_store())
 
     def _open(self, launched: bool) -> Kind:
         if self.size == 1 and not launched:
@@ -67,8 +76,8 @@ class Crew:
             self.group = dist.group.WORLD
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             return "foreign"
-        if torch.accelerator.is_available() or not launched:
-            dist.init_process_group(None if torch.accelerator.is_available() else "argosy")
+        if not launched:
+            dist.init_process_group("argosy")
             self.group = dist.group.WORLD
             return "foreign"
         # Not torch's rendezvous: it would give each generation names of its own, and its store can be killed.
@@ -125,21 +134,37 @@ class Crew:
         """Whether the next meeting is with ranks that may have settled their buckets: only the first is not."""
         return self.generation > 0 or self._tried > 0 or self.view > 1
 
-    def meet(self, give_up: Callable[[], bool], *, settled: bool = True) -> int:
+    def meet(self, give_up: Callable[[], bool], *, settled: bool = True, at: int = -1) -> int:
         """Meet the others in the newest view, or if this rank is not `settled` in the first; returns its number.
+
+        `at` is the step that this rank has the state of, -1 if it has none: a rank that replaces another reads it.
 
         Raises:
             NobodyCame: there is no use in waiting any more.
             PeerLost, DeadlinePassed, Superseded: it failed; meet again.
         """
+        self._post(self._tried, at)
+        self._reopen(at)
         view = self._next_view(give_up)
+        if at < 0:
+            self._post(view, at)
         if view > 1 and not settled:
             raise Superseded("the first view is over: whoever comes now has settled its buckets")
         self._tried = view
+        self._seen_view = self._agent_store.view
         self.group.reform(None, view, timeout_s=FORM_S, give_up=lambda: give_up() or self.view > view)
         self._joining.close()
         self.joined = True
         return view
+
+    def _reopen(self, at: int) -> None:
+        """Open a view, once for each connection that broke (W3). If a rank died after all, its replacement does too."""
+        loss = self.group.loss
+        if not isinstance(loss, ConnectionLost) or any(loss is known for _, known in self._reopened):
+            return
+        self._reopened = [(step, known) for step, known in self._reopened if step == at] + [(at, loss)]
+        if len(self._reopened) <= REOPENED_MAX:
+            self.open_view()
 
     def _next_view(self, give_up: Callable[[], bool]) -> int:
         if self.generation and not self._announced:
@@ -150,9 +175,48 @@ class Crew:
             if give_up():
                 raise Superseded(f"no view after {view} is waited for any more")
             if time.monotonic() > deadline:
-                raise NobodyCame("a lost rank's replacement", self._patience_s, hint="`argosy why` shows what it does")
+                raise NobodyCame(self._awaited(), self._patience_s, hint="`argosy why` shows what it does")
             time.sleep(_POLL_S)
         return view
+
+    def _awaited(self) -> str:
+        """What this rank waits for, as far as the run has told."""
+        if self._agent_store.view > self._seen_view:
+            return f"a lost rank's replacement, which was started in view {self._agent_store.view} of the run"
+        return "a lost rank's replacement, which was not started"
+
+    def _post(self, view: int, at: int | str) -> None:
+        self._store.set(f"argosy/at/{view}/{self.rank}", f"{at}{self._held if at == -1 else ''}")
+
+    def healed(self) -> None:
+        """This rank trains in the view that it has met others in: what it posted about it is over."""
+        if self._store is not None:
+            self._post(self._tried, _LIVE)
+
+    def entry_step(self, held: Sequence[Version] = ()) -> int:
+        """The step that the other ranks wait at for this one, which replaces another; -1 if none has any state.
+
+        If no rank has state, it is the newest step that the arenas of all ranks hold; `held` is what this rank's holds.
+
+        Raises:
+            NobodyCame: they do not say so in time.
+        """
+        deadline = time.monotonic() + self._patience_s
+        self._held = "".join(f" {each.step}/{each.view}" for each in held)
+        while self._store is not None and self.view > 1 - bool(self.generation):
+            view = self.view
+            self._post(view, -1)
+            keys = [f"argosy/at/{view}/{rank}" for rank in range(self.size)]
+            said = [self._store.get(key).decode() for key in keys] if self._store.check(keys) else [_LIVE]
+            if _LIVE not in said:
+                live = max(int(each.split()[0]) for each in said)
+                common = set[str].intersection(*({*each.split()[1:]} for each in said)) if live < 0 else ()
+                versions = [Version(*map(int, each.split("/"))) for each in common]
+                return newest(versions).step if versions else live
+            if time.monotonic() > deadline:
+                raise NobodyCame("the other ranks", self._patience_s, hint="`argosy why` shows what they do")
+            time.sleep(_POLL_S)
+        return -1
 
     # -- what all of them remember -----------------------------------------------------------------
 

@@ -8,12 +8,15 @@ and other DTensors are not covered, nor is what the optimizer does.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from argosy.core import ConfigError
+from argosy.core import ConfigError, PeerLost
 from argosy.train.tracking import bytes_of
+
+if TYPE_CHECKING:
+    from argosy.train.run import Run
 
 
 class Recheck:
@@ -62,3 +65,14 @@ class Recheck:
     def forget(self) -> None:
         """A loss came between: the step is computed twice anew."""
         self._first = None
+
+
+def distrust(run: "Run", number: int) -> NoReturn:
+    """This rank computed a step twice and got different gradients: another process takes its place."""
+    run.tell(
+        f"rank {run.rank} computed step {number} twice and got different gradients: "
+        "its memory or processor is faulty, or the script draws random numbers of its own"
+    )
+    if run.crew.kind == "replaceable":
+        run.crew.group.give_up(PeerLost(f"rank {run.rank}", "it computed different bits the second time"))
+    raise SystemExit(1)

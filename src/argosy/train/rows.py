@@ -41,13 +41,14 @@ _decoder: msgspec.msgpack.Decoder[Row | WentBack] = msgspec.msgpack.Decoder(Row 
 
 
 def at_call(name: str, value: Any) -> Any:
-    """A value as it is now: a number, or a copy of a tensor, which is read later: that may wait for an accelerator.
+    """A value as it is now: a number, or a copy of a tensor on an accelerator, which is read later: that may wait.
 
     Raises:
         ConfigError: it is no number.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().clone()
+        value = value.detach()
+        return float(value) if type(value) is Tensor and value.is_cpu else value.clone()
     if hasattr(value, "__float__") and not isinstance(value, Tensor):
         with suppress(TypeError, ValueError):
             return float(value)

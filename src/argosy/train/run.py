@@ -3,9 +3,10 @@
 
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,9 +21,11 @@ from argosy.observe import Flag, take_over_steps
 from argosy.train.arena import Arena, arena_folders
 from argosy.train.arguments import check_count, check_directory, check_name, check_run, check_whole, parse_parent
 from argosy.train.checkpoint_schedule import Keep, Saves
+from argosy.train.gradients import has_gradients
 from argosy.train.heal import Healing
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
+from argosy.train.loop_body import run_body
 from argosy.train.membership import Crew, NobodyCame
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
@@ -39,6 +42,8 @@ from argosy.train.tracking import Tracked
 
 FAILED_MAX = 3
 REHEARSALS = 3
+APART = "changes buffers after its update, on each rank in another way"
+LATE = "communicates or makes gradients after its first update, or changes parameters before"
 AGAIN_S = 0.5
 """How long a last checkpoint that failed waits before it is tried again."""
 
@@ -80,7 +85,7 @@ class Run:
             self.directory, save_every, save_every_s, [*([KeepLast(3)] if keep is None else keep), *back]
         )
         self.arena = Arena(arena_folders(), self.rank, self.tell) if self.crew.kind == "replaceable" else None
-        self.once = Once(here().memory if self.arena else None, self.rank)
+        self.once = Once(arena_folders() if self.arena else [], self.rank)
         self.healing = Healing(self)
         self.leaving = Leaving(self)
         self.fruitless = Fruitless(self)
@@ -203,11 +208,10 @@ class Run:
             if self.crew.kind == "replaceable" and not self.crew.joined:
                 self.parallel.build_buckets()
             self.wish.listen()
-            watching = register_optimizer_step_pre_hook(self._before_update)
+            watching, hurry = register_optimizer_step_pre_hook(self._before_update), True
             self.leaving.watch()
-            hurry = True
             try:
-                yield from self._steps(until)
+                yield from self._steps()
                 hurry = False
             except GeneratorExit:
                 self.leaving.broke(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
@@ -218,7 +222,15 @@ class Run:
                 self.wish.restore()
                 self.saves.close(hurry=hurry)
 
-    def _steps(self, until: int | None) -> Iterator[Step]:
+    def loop(self, numbers: range, **things: Any) -> Callable[[Callable[[int], Any]], None]:
+        """Decorate a function of a step's number, the body of a loop: it runs at once, and `things` are tracked."""
+        return partial(run_body, self, numbers, things)
+
+    def end_here(self) -> None:
+        """The last step was the last of all: `steps` ends once all ranks have it."""
+        self._until = self.step
+
+    def _steps(self) -> Iterator[Step]:
         rehearsed = 0
         while True:
             check_whole(self._broken)
@@ -235,7 +247,8 @@ class Run:
                 continue
             if not self.saves.is_open and not self._reopen():
                 continue
-            if (reached := self._is_reached(until)) or self.wish.agreed:
+            reached = self.ledger.exhausted or (self._until is not None and self.step >= self._until)
+            if reached or self.wish.agreed:
                 if self._leave(reached):
                     return
                 continue
@@ -264,11 +277,12 @@ class Run:
         """Any optimizer of this process is about to step."""
         step, number = self.current, self.step
         if any(optimizer is each for each in self.tracked.optimizers.values()):
-            if step is None:
+            if step is None and has_gradients(optimizer):
                 raise ConfigError(
                     f"an optimizer steps outside `with step:`, after step {number}", hint="move it into the block"
                 )
-            step.before_update(optimizer)
+            if step is not None:  # Else it changes nothing: a framework steps after a step that was skipped.
+                step.before_update(optimizer)
         elif step is not None and not step.updates and self.tracked.has_to_do_with(optimizer):
             raise ConfigError(f"an untracked optimizer steps in step {number}", hint="run.track(optimizer=optimizer)")
 
@@ -276,21 +290,19 @@ class Run:
         """This rank's part of a vote beyond the step itself; the smallest of each counts."""
         due = self.saves.due(self.step + 1, time.monotonic())
         flags = [-int(self.wish.asked), -int(late or self.healing.pending), -int(due)]
-        return [to_word(loss), *flags, *self.rewinding.words(), *self.saves.words()]
+        return [to_word(loss), *flags, *self.rewinding.words(), *self.saves.words(), *self.healing.words()]
 
     def agreed(self, words: Sequence[int]) -> float:
         """What the ranks wish, taken together; the largest loss."""
         stop, late, due = (-word for word in words[1:4])
         self.wish.agree(stop)
-        if late and not self.healing.late:
+        apart = words[9] != -words[10]
+        if (late or apart) and not self.healing.late:
             self.healing.late = True
-            self.say(
-                f"step {self.step} communicates or makes gradients after its first update, or changes parameters "
-                "before: all state is now copied before each step"
-            )
+            self.say(f"step {self.step} {APART if apart else LATE}: all state is now copied before each step")
         self.saves.agreed = bool(due)
         self.rewinding.agree(words[4:7])
-        self.saves.compare(self, words[7:])
+        self.saves.compare(self, words[7:9])
         return from_word(words[0])
 
     def commit(self, step: Step, *, late: bool) -> None:
@@ -329,16 +341,6 @@ class Run:
             raise loss or PeerLost("a rank", "its process is gone")
         self._lost_at = self._lost_at or (time.monotonic(), in_words(loss))
 
-    def distrust(self, number: int) -> None:
-        """This rank computed a step twice and got different gradients: another process takes its place."""
-        self.tell(
-            f"rank {self.rank} computed step {number} twice and got different gradients: "
-            "its memory or processor is faulty, or the script draws random numbers of its own"
-        )
-        if self.crew.kind == "replaceable":
-            self.crew.group.give_up(PeerLost(f"rank {self.rank}", "it computed different bits the second time"))
-        raise SystemExit(1)
-
     def failed(self, number: int, error: BaseException | None, *, whole: bool) -> None:
         """The user's own error ends this process; the state is that of the last step, if it is `whole`."""
         if self.crew.kind != "alone" or not whole:
@@ -371,7 +373,7 @@ class Run:
         if self.crew.kind != "replaceable":
             return False
         self._settles = self.crew.must_be_settled
-        if not self._settles or rehearsed >= REHEARSALS:
+        if not self._settles or rehearsed >= REHEARSALS or self.healing.restarts_together:
             return False
         if self.crew.generation > 0 and not self.crew.joined and not rehearsed:
             return True  # Whatever is made when a model is first used.
@@ -390,10 +392,11 @@ class Run:
                 self.page.reach(self.step)
             return True
         try:
-            view = self.crew.meet(self._is_no_use, settled=self._settles)
+            view = self.crew.meet(self._is_no_use, settled=self._settles, at=self.healing.step)
             if self.healing.fresh:  # With nothing to save it can leave at once.
                 self.wish.check()
             self.healing.heal(view)
+            self.crew.healed()
         except NobodyCame as error:
             save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
@@ -433,12 +436,8 @@ class Run:
         self.step = step
         self.scribe.went_back(step)
         self.say(f"resumed from step {step:,} ({source})")
-        changed = bits_differences(self.ledger.stored_bits, self.ledger.bits)
-        if changed:
+        if changed := bits_differences(self.ledger.stored_bits, self.ledger.bits):
             self.say(f"results may differ in their last bits from an uninterrupted run: {'; '.join(changed)}")
-
-    def _is_reached(self, until: int | None) -> bool:
-        return (until is not None and self.step >= until) or self.ledger.exhausted
 
     def _leave(self, reached: bool) -> bool:
         """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
@@ -461,8 +460,7 @@ class Run:
         return True
 
     def _is_finished(self) -> bool:
-        done = self.saves.finished_at(self._until)
-        if done is None:
+        if (done := self.saves.finished_at(self._until)) is None:
             return False
         self.say(f"{self.directory} finished at step {done:,}: nothing to do")
         if self.crew.generation == 0:

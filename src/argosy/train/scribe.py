@@ -32,7 +32,8 @@ class Scribe:
         run = self._run
         for name, value in row.values.items():
             for key, highest in ((name, False), (name + HIGHEST, True)):
-                run.ledger.bests.setdefault(key, Best()).see(value, row.step, highest=highest)
+                best = run.ledger.bests.get(key) or run.ledger.bests.setdefault(key, Best())
+                best.see(value, row.step, highest=highest)
         self.recent = [*self.recent[1 - RECENT :], row]
         if run.rank != 0:
             return

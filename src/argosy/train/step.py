@@ -3,20 +3,21 @@
 This is the shell around `step_machine.py`, which decides.
 """
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from argosy.collective import CollectiveMismatch
 from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, Queue, seed_generators
+from argosy.train._torch import current_graph_task_id
 from argosy.train.arguments import check_count, check_name
 from argosy.train.gradients import Gradients
+from argosy.train.recheck import distrust
 from argosy.train.spikes import NOTHING
 from argosy.train.step_machine import (
     Asked,
@@ -31,13 +32,16 @@ from argosy.train.step_machine import (
     Voted,
     react,
 )
-from argosy.train.tracking import Capsule
+from argosy.transfer import DeviceFailed, State, copy_of, synchronize, take_over
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
+
+DEVICE_FAILURES_MAX = 3
+"""How often a device may fail in a launch: another process on it may do better, but not for ever."""
 
 LEAVE_S = 2.0
 """How long a rank that was told to leave still waits for the items of its step."""
@@ -61,7 +65,7 @@ class Step:
         self.scale = 1.0
         """For the loss of the microbatch in hand: sums and averages over ranks become the mean of the whole batch."""
         self._attempt = Attempt(undo=run.undo or rehearsal, rehearsal=rehearsal)
-        self.entered = False
+        self.entered = self._decided = False
         self.loaders: list[Loader | Queue] = []
         self.rows: dict[str, Any] = {}
         self._finite = True
@@ -72,9 +76,9 @@ class Step:
         self.fault = ""
         """Why it was skipped."""
         self._latch: Any = None
-        self._light = Capsule({}, {})
+        self._light = State()
         self._versions: list[int] = []
-        self._undo: Capsule | None = None
+        self._undo: State | None = None
 
     @property
     def committed(self) -> bool:
@@ -185,11 +189,10 @@ class Step:
             raise ConfigError(f"step {self.number} was entered before", hint="take a new one from run.steps()")
         self.entered = True
         run.current = self
-        self._light, self._versions = run.tracked.capture_light(), run.tracked.versions()
+        self._light, self._versions = run.tracked.changing(), run.tracked.versions()
         if self._attempt.undo:
             run.saves.wait_for_copy()
-            found = run.tracked.capture()
-            self._undo = Capsule({n: t.clone() for n, t in found.tensors.items()}, copy.deepcopy(found.values))
+            self._undo = copy_of(run.tracked.state())
         for optimizer in run.tracked.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         if not self.rehearsal and run.recheck.wants(self.number):
@@ -206,15 +209,31 @@ class Step:
         Raises:
             Abandoned: it must not.
         """
-        if cast(Any, torch)._C._current_graph_task_id() >= 0:
+        if self._decided:
+            self._decided = False  # A second one of the same step is a later update.
+            return
+        if current_graph_task_id() >= 0:
             raise ConfigError(
                 f"an optimizer steps inside backward, in step {self.number}: all ranks must agree before an update",
                 hint="call optimizer.step() once, after backward()",
             )
         if self.updates == 0 and not self.rehearsal and self._run.recheck.wants(self.number):
             self._compare()
+        if self.updates == 0 and self._attempt.undo and not self.rehearsal:
+            self._run.healing.before_update()
         finite, renewed = self._gradients.check(optimizer)
         self._react(Updating(self._issued, finite, renewed, self.updates == 0 and self._has_changed))
+
+    def decide(self) -> None:
+        """Vote now, after the last backward, where a framework clips and updates in its own code later.
+
+        What follows in the block must be local to this rank.
+
+        Raises:
+            Abandoned: the block must be left.
+        """
+        self.before_update(next(iter(self._run.tracked.optimizers.values())))
+        self._decided = not self.rehearsal
 
     def _react(self, event: Event) -> list[Effect]:
         """Take note of an event, and do what has to be done inside the block; returns the rest.
@@ -242,7 +261,7 @@ class Step:
         if differs is None and not self._lost:
             self._react(Compared())
         if differs and not self._lost:
-            run.distrust(self.number)
+            distrust(run, self.number)
 
     @property
     def _issued(self) -> int:
@@ -259,6 +278,7 @@ class Step:
     def _vote(self) -> bool | None:
         """Ask all ranks whether the step is applied; None if a rank is lost."""
         run = self._run
+        self._check_device()
         run.healing.before_vote(self.number + 1, self._light, final=self._undo is not None)
         applies, late = int(self.updates > 0), self._attempt.late or 0 <= self._attempt.issued < self._issued
         finite = int(self._finite and self._attempt.finite)
@@ -285,6 +305,26 @@ class Step:
             self.fault = "a gradient or loss is not finite"
         return not self.fault
 
+    def _check_device(self) -> None:
+        """Wait for the model's device; whatever it reports, it reports from then on."""
+        try:
+            synchronize(self._run.tracked.device)
+        except DeviceFailed as error:
+            self._lose_device(error)
+
+    def _lose_device(self, error: DeviceFailed) -> NoReturn:
+        """This rank's accelerator reported an error: another process takes its place."""
+        run = self._run
+        run.tell(f"rank {run.rank}: {error}")
+        if run.crew.kind != "replaceable":
+            raise error
+        if run.crew.count(f"device/{run.rank}/{error.device}") >= DEVICE_FAILURES_MAX:
+            run.tell(f"the device of rank {run.rank} failed {DEVICE_FAILURES_MAX} times: it is not used again")
+            run.give_up()
+            raise error
+        run.crew.group.give_up(PeerLost(f"rank {run.rank}", str(error)))
+        run.begin_anew()
+
     def _diverged(self, what: str) -> Diverged:
         self._run.give_up()
         self._run.leaving.check(at_once=True)
@@ -293,8 +333,11 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        run, effects = self._run, list[Effect]()
+        run = self._run
+        effects: list[Effect] = []
         try:
+            if isinstance(error, RuntimeError) and not self.rehearsal:
+                self._check_device()
             torn = self._latch is not None and self._latch.is_torn()
             changed = self.outcome is not Outcome.APPLIED and self._has_changed
             effects = self._react(Leaving(_how(error), self._issued, self._lost, torn, changed))
@@ -332,8 +375,11 @@ class Step:
     def _roll_back(self) -> None:
         """Everything as it was when the block began."""
         tracked = self._run.tracked
-        tracked.adopt(self._undo or self._light)
         tracked.settle()
+        if self._undo is None:
+            tracked.take_over_changing(self._light)
+        else:
+            take_over(tracked.state(), self._undo)
         for optimizer in tracked.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 

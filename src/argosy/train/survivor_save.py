@@ -9,7 +9,7 @@ V2  One survivor saves: the others wait for a lock, which a death releases, and 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,7 @@ from argosy.fabric import here
 from argosy.train.arena import Arena, arena_folders
 from argosy.train.checkpoint_schedule import FLUSH_S, state_of
 from argosy.train.heal_decision import Version, newest
-from argosy.train.tracking import Capsule
-from argosy.transfer import Member, State, Unit
+from argosy.transfer import State, Unit
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -119,36 +118,24 @@ def _parts(run: "Run", arenas: list[Arena]) -> Iterator[State]:
     state = state_of(run)
     if run.healing.holders:
         raise NotHeld("each rank has tensors that no other rank has")
-    names = {_place(tensor): name for name, tensor in run.tracked.capture().tensors.items()}
+    transient = set(run.tracked.state(run.healing.apart).units) - set(state.units)
     for rank in reversed(range(run.size)):
         if rank == run.rank:
             yield state
+        elif run.healing.replicated:
+            own = arenas[rank].own_of(run.step)
+            yield replace(state, rank=rank, units=_with_own(state, own.tensors() if own is not None else {}))
+        elif (found := arenas[rank].full(run.healing.version)) is not None:
+            yield replace(found, units={n: unit for n, unit in found.units.items() if n not in transient})
         else:
-            arena = arenas[rank]
-            own = arena.own_of(run.step) if run.healing.replicated else arena.full(run.healing.version)
-            yield _state_of(rank, state, own or Capsule({}, {}), names)
+            raise NotHeld(f"no survivor has the state of rank {rank}")
 
 
-def _state_of(rank: int, state: State, own: Capsule, names: dict[Any, str]) -> State:
-    """The state of another rank: `own` are its own tensors, the others are copies of this rank's."""
-    units: dict[str, Unit] = {}
-    for name, unit in state.units.items():
-        members: dict[str, Member] = {}
-        for key, member in unit.members.items():
-            found = own.tensors.get(names.get(_place(member.local), ""))
-            if found is None and _box(member, rank) != _box(member, state.rank):
-                raise NotHeld(f"no survivor has rank {rank}'s part of {name}")
-            members[key] = member if found is None else msgspec.structs.replace(member, local=found)
-        units[name] = Unit(name, members, unit.options, unit.aliases)
-    return replace(state, rank=rank, units=units)
-
-
-def _place(tensor: Any) -> tuple[Any, ...]:
-    """Where a tensor lies: the same for all views of it, and another one for each that has no cells."""
-    if tensor is None:
-        return ()
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.dtype)
-
-
-def _box(member: Member, rank: int) -> list[Any]:
-    return [(piece.box, piece.offset, piece.strides) for piece in member.layout.held.get(rank, ())]
+def _with_own(state: State, own: Mapping[str, Any]) -> dict[str, Unit]:
+    """Another rank's units: its own buffers, and what is the same on all ranks."""
+    units = dict(state.units)
+    for name in own.keys() & units.keys():
+        unit = units[name]
+        members = {key: msgspec.structs.replace(each, local=own[name]) for key, each in unit.members.items()}
+        units[name] = msgspec.structs.replace(unit, members=members)
+    return units

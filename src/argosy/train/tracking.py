@@ -1,41 +1,48 @@
-"""What a run must not lose: modules, optimizers and others, as named tensors and values.
+"""What `run.track` was told of, and its state: described once by `transfer`, for rollback, healing and checkpoints.
 
-T1  A capsule of a rank, adopted by the same rank of another generation, gives the same bits.
-T2  Adopting writes into the tensors that are there: whoever holds them (DDP, a compiled graph) goes on with them.
+T1  A copy that another generation of the rank takes over gives the same bits.
+T2  It is written into the tensors that are there: whoever holds them (DDP, a compiled graph) goes on with them.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 
-import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.core import ConfigError
+from argosy.train._torch import was_forwarded
 from argosy.train.ledger import Ledger
-from argosy.train.ownership import Declared, Ownership, find_owned
+from argosy.transfer import (
+    Declared,
+    Ownership,
+    State,
+    clean,
+    copy_of,
+    describe,
+    device_of,
+    extras_of,
+    find_owned,
+    is_zero,
+    references,
+    take_over,
+    tensors_state,
+    to_host,
+    unwrapped,
+)
 
 SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
 
 
-_PLAIN = (int, float, str, bytes, type(None))
+class Changing:
+    """Of a run's ledger what may change inside a step."""
 
-
-class Ref(NamedTuple):
-    """Stands for a tensor in a tree of values."""
-
-    name: str
-
-
-class Capsule(NamedTuple):
-    """State as named tensors, this rank's part of each, and the values around them."""
-
-    tensors: dict[str, Tensor]
-    values: dict[str, Any]
+    def __init__(self, ledger: Ledger) -> None:
+        self.state_dict, self.load_state_dict = ledger.changing, ledger.load_state_dict
 
 
 class Tracked:
@@ -45,12 +52,15 @@ class Tracked:
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.others: dict[str, Any] = {}
-        self.declared = Declared()
+        self.declared = Declared("run.track")
         self._homes: list[tuple[str, dict[str, Tensor | None], str]] | None = None
         """Of each buffer: its name, and where its module keeps it. Modules are looked through once, not every step."""
         self._parts: list[Tensor] | None = None
-        self._extras: list[tuple[str, nn.Module]] = []
-        """The modules with extra state; found together with the buffers."""
+        self._device: list[torch.device | None] | None = None
+        self._extras: dict[str, Any] = {}
+        """The extra state of modules; found together with the buffers."""
+        self._large: set[str] = set()
+        """Others whose state is too large for a copy at each step, as of the last checkpoint."""
 
     def add(self, name: str, thing: Any) -> None:
         """Take care of a thing from now on.
@@ -65,7 +75,7 @@ class Tracked:
                     hint="give each thing to run.track once, under a name of its own",
                 )
         if isinstance(thing, nn.Module):
-            self.modules[name], self._homes, self._parts = thing, None, None
+            self.modules[name], self._homes, self._parts, self._device = thing, None, None, None
         elif isinstance(thing, torch.optim.LBFGS):
             raise ConfigError(f"{name} cannot be tracked: LBFGS evaluates the model several times in one step")
         elif isinstance(thing, Optimizer):
@@ -102,6 +112,11 @@ class Tracked:
         known = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
         return not self.optimizers or any(id(p) in known for group in optimizer.param_groups for p in group["params"])
 
+    @property
+    def splits_moments(self) -> bool:
+        """Whether only one rank has the moments of a parameter, as in a ZeroRedundancyOptimizer."""
+        return any(map(is_zero, self.optimizers.values()))
+
     def named(self) -> dict[str, Tensor]:
         """Every parameter by its name."""
         return {
@@ -114,6 +129,13 @@ class Tracked:
         """This rank's part of every parameter."""
         return {name: local(parameter) for name, parameter in self.named().items()}
 
+    @property
+    def device(self) -> "torch.device | None":
+        """The accelerator that the model is on, if any."""
+        if self._device is None:  # Modules are looked through once, not every step.
+            self._device = [device_of(parameter for each in self.modules.values() for parameter in each.parameters())]
+        return self._device[0]
+
     def versions(self) -> list[int]:
         """How often each parameter was written, as torch counts: what writes past torch is not seen."""
         if self._parts is None:
@@ -122,24 +144,27 @@ class Tracked:
 
     def ownership(self, size: int) -> Ownership:
         """Which parameters each of `size` ranks has for itself."""
-        trained = {id(p) for each in self.optimizers.values() for group in each.param_groups for p in group["params"]}
-        return find_owned(self.modules, trained, self.declared.find(self.modules), size)
+        return find_owned(self.modules, self.optimizers.values(), self.declared, size)
+
+    def state(self, apart: Sequence[Tensor] = (), *, transient: bool = True) -> State:
+        """All of it, as it is: the tensors are the live ones. `apart` are parameters kept under the rank's name."""
+        self._homes = None
+        if not transient:
+            self._large = set()
+        model: Any = next(iter(self.modules.values())) if len(self.modules) == 1 else self.modules or None
+        state = describe(model, self.optimizers, others=self.others, local=apart, transient=transient)
+        state.modules = state.modules or dict.fromkeys(self.modules, "")
+        return state
 
     def buffers(self) -> dict[str, Tensor]:
-        """What forward passes change, each rank in its own way."""
+        """What forward passes change, each rank in its own way, by the names that it has in the state."""
         if self._homes is None:
-            self._homes = [
-                (f"{name}/b/{path}{'.' if path else ''}{key}", part._buffers, key)
-                for name, module in self.modules.items()
-                for path, part in module.named_modules()
-                for key in part._buffers
-            ]
-            self._extras = [
-                (f"{name}/x/{path}", part)
-                for name, module in self.modules.items()
-                for path, part in module.named_modules()
-                if type(part).get_extra_state is not nn.Module.get_extra_state
-            ]
+            self._homes, self._extras = [], {}
+            for key, module in self.modules.items():
+                dot, inner = f"{key}." if len(self.modules) > 1 else "", unwrapped(module)
+                self._extras |= {dot + clean(name): extra for name, extra in extras_of(inner)}
+                for path, part in inner.named_modules():
+                    self._homes += [(dot + clean(f"{path}.{k}".lstrip(".")), part._buffers, k) for k in part._buffers]
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, home, key in self._homes:
@@ -149,49 +174,34 @@ class Tracked:
                 found[name] = local(buffer)
         return found
 
-    def _states(self, *, changing: bool = False) -> Iterator[tuple[str, Any]]:
-        """What each other thing says in its state_dict, and each module as its extra state."""
-        for name, other in self.others.items():
-            yield name, other.changing() if changing and isinstance(other, Ledger) else other.state_dict()
-        yield from ((name, part.get_extra_state()) for name, part in self._extras)
-
-    def capture(self) -> Capsule:
-        """All of it, as it is: the tensors are the live ones."""
-        self._homes = None
-        tensors, values = {**self.parameters(), **self.buffers()}, dict[str, Any]()
-        for name, optimizer in self.optimizers.items():
-            values[name] = _optimizer_values(name, optimizer, tensors)
-        for name, state in self._states():
-            values[name] = take_apart(f"{name}/o", state, tensors)
-        return Capsule(tensors, values)
-
-    def capture_light(self) -> Capsule:
+    def changing(self) -> State:
         """A copy of what may change before a step is decided: buffers, and small states of others."""
-        tensors, values = self.buffers(), dict[str, Any]()
-        for name, state in self._states(changing=True):
-            found: dict[str, Tensor] = {}
-            value = take_apart(f"{name}/o", state, found)
-            if sum(tensor.nbytes for tensor in found.values()) <= SMALL_BYTES:
-                values[name] = value
-                tensors.update(found)
-        return Capsule({name: tensor.clone() for name, tensor in tensors.items()}, values)
+        state = tensors_state({name: buffer.clone() for name, buffer in self.buffers().items()})
+        others = {name: each for name, each in {**self.others, **self._extras}.items() if name not in self._large}
+        said = describe(others={n: Changing(each) if isinstance(each, Ledger) else each for n, each in others.items()})
+        for name, value in said.values.items():
+            units = {each: said.units[each] for each in references(value)}
+            if sum(unit.members["value"].local.nbytes for unit in units.values()) <= SMALL_BYTES:
+                state.values[name] = value
+                state.units |= copy_of(State(units=units)).units
+            else:
+                self._large.add(name)
+        return state
 
-    def adopt(self, capsule: Capsule) -> None:
-        """Take a capsule's state over, as far as it has some."""
-        live = {**self.parameters(), **self.buffers()}
+    def take_over_changing(self, copy: State) -> None:
+        """Return to what `changing` copied."""
+        self.take_over_buffers(copy)
+        buffers = self.buffers()
+        units = {name: unit for name, unit in copy.units.items() if name not in buffers}
+        take_over(describe(others={**self.others, **self._extras}), State(units=units, values=copy.values))
+
+    def take_over_buffers(self, copy: State) -> None:
+        """Write the buffers of a copy into those that are there."""
+        held = copy.tensors()
         with torch.no_grad():
-            for name, tensor in live.items():
-                if name in capsule.tensors:
-                    tensor.copy_(capsule.tensors[name])
-            for name, optimizer in self.optimizers.items():
-                if name in capsule.values:
-                    _adopt_optimizer(optimizer, capsule.values[name], capsule.tensors)
-        for name, other in self.others.items():
-            if name in capsule.values:
-                other.load_state_dict(put_together(capsule.values[name], capsule.tensors))
-        for name, part in self._extras:
-            if name in capsule.values:
-                part.set_extra_state(put_together(capsule.values[name], capsule.tensors))
+            for name, buffer in self.buffers().items():
+                if name in held:
+                    buffer.copy_(held[name])
 
     def settle(self) -> None:
         """After an attempt that was broken off: nothing of it is left in scalers and FSDP2's pipelines (rule 9)."""
@@ -199,8 +209,18 @@ class Tracked:
             if isinstance(other, torch.amp.GradScaler) and other.is_enabled():  # One that is off has no such states.
                 cast(Any, other)._per_optimizer_states.clear()
         for module in self.modules.values():
-            if hasattr(module, "reset_iter_state"):
-                cast(Any, module).reset_iter_state()
+            for root in _sharded_roots(module):
+                if was_forwarded(root):  # Before that there is nothing to reset, and torch cannot.
+                    root.reset_iter_state()
+
+
+def _sharded_roots(module: nn.Module) -> Iterator[Any]:
+    """The outermost modules that FSDP2 shards."""
+    if hasattr(module, "reset_iter_state"):
+        yield module
+    else:
+        for child in module.children():
+            yield from _sharded_roots(child)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -211,71 +231,4 @@ def local(tensor: Tensor) -> Tensor:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes, in row-major order."""
-    return tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data
-
-
-def take_apart(name: str, tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Put the tensors of a tree into `tensors`, and return the rest with references to them."""
-    if isinstance(tree, Tensor):
-        tensors[name] = local(tree)
-        return Ref(name)
-    if isinstance(tree, Mapping):
-        return {key: take_apart(f"{name}.{key}", value, tensors) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [take_apart(f"{name}.{number}", value, tensors) for number, value in enumerate(tree)]
-        return parts if isinstance(tree, list) else tuple(parts)
-    return tree if isinstance(tree, _PLAIN) else copy.deepcopy(tree)
-
-
-def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that was taken apart, with copies of its tensors."""
-    if isinstance(value, Ref):
-        return tensors[value.name].clone()
-    if isinstance(value, dict):
-        return {key: put_together(inner, tensors) for key, inner in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        parts = [put_together(inner, tensors) for inner in cast("list[Any]", value)]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value
-
-
-def _numbered(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            yield f"{number}.{index}", parameter
-
-
-def _optimizer_values(name: str, optimizer: Optimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    state = {
-        place: take_apart(f"{name}/s/{place}", optimizer.state[parameter], tensors)
-        for place, parameter in _numbered(optimizer)
-        if parameter in optimizer.state
-    }
-    return {"groups": take_apart(f"{name}/g", groups, tensors), "state": state}
-
-
-def _adopt_optimizer(optimizer: Optimizer, values: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    for group, wanted in zip(optimizer.param_groups, values["groups"], strict=True):
-        for key, value in wanted.items():
-            if isinstance(group.get(key), Tensor) and isinstance(value, Ref):
-                group[key].copy_(tensors[value.name])
-            else:
-                group[key] = put_together(value, tensors)
-    for place, parameter in _numbered(optimizer):
-        wanted = values["state"].get(place)
-        if wanted is None:
-            optimizer.state.pop(parameter, None)
-            continue
-        state = optimizer.state[parameter]
-        for key in [key for key in state if key not in wanted]:
-            del state[key]
-        for key, value in wanted.items():
-            if not isinstance(value, Ref):
-                state[key] = put_together(value, tensors)
-                continue
-            stored = tensors[value.name]
-            if not isinstance(state.get(key), Tensor) or local(state[key]).shape != stored.shape:
-                alike = stored.shape == local(parameter).shape
-                state[key] = torch.zeros_like(parameter, dtype=stored.dtype).detach() if alike else stored.clone()
-            local(state[key]).copy_(stored)
+    return to_host(tensor.contiguous().view(-1).view(torch.uint8)).numpy().data

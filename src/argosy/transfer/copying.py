@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from argosy._select import native
 from argosy.transfer.boxes import Box, strides_of
+from argosy.transfer.layout import Piece
 
 Sums = tuple[int, int]
 ZERO: Sums = (0, 0)
@@ -44,6 +45,12 @@ class Copy(NamedTuple):
 def spot(address: int, itemsize: int, strides: Sequence[int], inside: Sequence[int]) -> Spot:
     """The spot of the cell at index `inside` of an array."""
     return Spot(address + itemsize * sum(i * s for i, s in zip(inside, strides, strict=True)), tuple(strides))
+
+
+def spot_in(piece: Piece, address: int, itemsize: int, start: Sequence[int]) -> Spot:
+    """Where the cell at index `start` of the tensor lies in a piece, whose rank's memory begins at `address`."""
+    inside = [a - b for a, b in zip(start, piece.box.start, strict=True)]
+    return spot(address + piece.offset * itemsize, itemsize, piece.strides, inside)
 
 
 class Progress:

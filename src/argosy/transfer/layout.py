@@ -73,13 +73,6 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     def __hash__(self) -> int:
         return self.key
 
-    def covers(self) -> bool:
-        """Whether every cell is held by somebody."""
-        missing = [whole(self.shape)]
-        for box in self.replicas:
-            missing = [part for old in missing for part in old - box]
-        return not any(part.cells for part in missing)
-
 
 @cache
 def replicated(shape: tuple[int, ...], ranks: tuple[int, ...] = (0,)) -> Layout:
@@ -216,22 +209,3 @@ def flat_buffer(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, align: int
         layouts[name] = flat(shape, ranges)
         position += sizes[name]
     return layouts
-
-
-def from_safetensors(header: bytes, rank: int = 0) -> dict[str, tuple[str, Layout, int]]:
-    """Dtype, layout and byte offset of each tensor that the JSON header of a safetensors file names."""
-    try:
-        entries = msgspec.json.decode(header, type=dict[str, dict[str, object]])
-        entries.pop("__metadata__", None)
-        tensors = {name: msgspec.convert(entry, _Tensor) for name, entry in entries.items()}
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"not a header of a safetensors file: {error}") from error
-    return {
-        name: (entry.dtype, replicated(entry.shape, (rank,)), entry.data_offsets[0]) for name, entry in tensors.items()
-    }
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]

@@ -104,10 +104,12 @@ class _Taker:
         for name in names:
             self.homes[name] = place
         here = self.live.units[place]
+        if not TENSOR & set(here.members):  # What a further optimizer keeps of a parameter.
+            self.filled.add(place)
         if unit.options and here.options:
             self._check_class(unit, here)
         for key, member in unit.members.items():
-            if key not in TENSOR:
+            if key not in TENSOR and key not in here.members:
                 self._check_kind(unit.name, key, place)
             name = full_name(unit.name, key)
             target = here.members.get(key) or self._alike(here, key)
@@ -317,7 +319,7 @@ class _Taker:
                 state.update(plain)
         for key, value in unit.options.items():
             is_own = key == "decoupled_weight_decay" and isinstance(owner.holder, torch.optim.AdamW)
-            if key in group and key not in NO_OPTIONS and not is_own:  # As torch, where Adam's comes into AdamW.
+            if key not in NO_OPTIONS and not is_own:  # As torch, where Adam's comes into AdamW.
                 _set_option(group, key, from_value(value))
                 what = f"{key} of {owner.title}"
                 if self.options.setdefault((id(group), key), value) != value and what not in self.merged:
@@ -375,15 +377,13 @@ def _part(tensor: Any) -> Any:
 
 
 def _set_option(group: dict[str, Any], key: str, value: Value) -> None:
-    old = group[key]
-    if isinstance(old, Tensor):
-        old.fill_(value)
-    else:
-        group[key] = _alike(old, value)
+    group[key] = _alike(group.get(key), value)
 
 
 def _alike(old: Any, value: Any) -> Any:
-    """A value with tuples where the old one has them: JSON knows none."""
+    """A value with tuples and tensors where the old one has them: JSON knows none."""
+    if isinstance(old, Tensor):
+        return old.fill_(value)
     if not isinstance(value, list):
         return value
     olds: list[Any] = list(old) if isinstance(old, list | tuple) else []

@@ -1,4 +1,4 @@
-"""What a module keeps beside its parameters and buffers: its extra state, and what would be lost in silence."""
+"""What a module keeps besides parameters and buffers: its extra state, and what would be lost in silence."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 
@@ -38,11 +38,7 @@ def _says_more(module: Any) -> bool:
 
 
 def _check_shards(name: str, module: Any) -> None:
-    """Refuse shards that do not say how they are cut: each would be taken for the whole.
-
-    Raises:
-        ConfigError: it is FSDP of the first kind, on several ranks.
-    """
+    """Refuse shards that do not say how they are cut: each would be taken for the whole."""
     is_first = any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
     if is_first and module.world_size > 1 and getattr(module.sharding_strategy, "name", "") != "NO_SHARD":
         raise ConfigError(
@@ -52,11 +48,7 @@ def _check_shards(name: str, module: Any) -> None:
 
 
 def check_modules(module: nn.Module) -> None:
-    """Refuse what a module's own `state_dict` says and nobody would find.
-
-    Raises:
-        ConfigError: something in it is neither a parameter, a buffer nor extra state.
-    """
+    """Refuse what a module's own `state_dict` says and nobody would find."""
     for name, inner in module.named_modules():
         _check_shards(name, inner)
         if not _says_more(inner):

@@ -62,11 +62,7 @@ def rank_of(optimizer: Any, parameter: Tensor) -> int | None:
 
 
 def _check_nothing_is_elsewhere(optimizer: Optimizer) -> None:
-    """Refuse state that is neither of a parameter nor in `optimizer.state`.
-
-    Raises:
-        ConfigError: there is such.
-    """
+    """Refuse state that is neither of a parameter nor in `optimizer.state`."""
     kind = type(optimizer).__name__
     keys: list[Any] = list(optimizer.state)
     odd = [key for key in keys if not isinstance(key, Tensor)]
@@ -87,7 +83,7 @@ def _check_nothing_is_elsewhere(optimizer: Optimizer) -> None:
     more = [key for key in said if key not in ("state", "param_groups")]
     if more:
         raise ConfigError(
-            f"{kind} says {more[0]!r} in its state_dict, beside the state of parameters: it would be lost",
+            f"{kind} says {more[0]!r} in its state_dict, besides the state of parameters: it would be lost",
             hint="give it to the dict under a name of its own, and put it back after restore",
         )
     if len(said.get("state", ())) > len(optimizer.state):

@@ -52,13 +52,15 @@ def describe(
     others: Mapping[str, Any] | None = None,
     local: Collection[str | Tensor] = (),
     ranks: tuple[int, int] | None = None,
+    transient: bool = False,
 ) -> State:
     """Describe modules, their optimizers, and `others` (anything with a state_dict, tensors, JSON values).
 
     Plain tensors count as replicated over all ranks, DTensors as their placements say. `local` names
     entries of `others` that each rank keeps for itself (random generators, cursors). It may also hold parameters of
     which each rank has its own: they are kept under the rank's name, with their optimizer state. `ranks` is (rank,
-    size); torch.distributed's if it is initialised.
+    size); torch.distributed's if it is initialised. A `transient` state is for copies that no process outlives:
+    it has also buffers that are not persistent, and no config.
 
     When a stored state is adopted, plain values (numbers, strings, tuples) are replaced in the dict `others`.
 
@@ -73,7 +75,7 @@ def describe(
     local = [each for each in local if isinstance(each, str)]
     modules = model if isinstance(model, Mapping) else {} if model is None else {"": model}
     for prefix, module in modules.items():
-        builder.add_module(prefix, module)
+        builder.add_module(prefix, module, transient=transient)
     state.modules = {key: f"{key}." for key in modules if key}
     for name, thing in (others or {}).items():
         if isinstance(thing, nn.Parameter):
@@ -89,6 +91,18 @@ def describe(
             builder.add_other(f"rank{rank}/{name}" if name in local else name, thing, is_local=name in local)
     # Another state than the builder's: one that refers to itself would keep tensors until garbage is collected.
     return replace(state, adopt=builder.adopt)
+
+
+def tensors_state(tensors: Mapping[str, Tensor]) -> State:
+    """A state of plain tensors of this rank, by name."""
+    rank, size = _place()
+    units = {
+        name: Unit(
+            name, {"value": Member("value", "buffer", NAMES.get(each.dtype, ""), replicated(tuple(each.shape)), each)}
+        )
+        for name, each in tensors.items()
+    }
+    return State(rank, size, units)
 
 
 def _place() -> tuple[int, int]:
@@ -226,14 +240,15 @@ class _Builder:
             )
         self.origins[name] = origin
 
-    def add_module(self, prefix: str, thing: object) -> None:
+    def add_module(self, prefix: str, thing: object, *, transient: bool) -> None:
         if not isinstance(thing, nn.Module):
             raise ConfigError(f"what is described is a module or a dict of modules: {type(thing).__name__}")
         module = unwrapped(thing)
-        check_modules(module)
+        if not transient:
+            check_modules(module)
         dot = f"{prefix}." if prefix else ""
         config: Any = getattr(module, "config", None)
-        if hasattr(config, "to_json_string"):  # A Hugging Face model: its config goes with it.
+        if hasattr(config, "to_json_string") and not transient:  # A Hugging Face model: its config goes with it.
             self.state.values["$config"] = json.loads(config.to_json_string(use_diff=False))
         whose = [f"a {role} of the {type(module).__name__} {prefix}".rstrip() for role in ("parameter", "buffer")]
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -241,9 +256,10 @@ class _Builder:
         for name, extra in extras_of(module):
             self.add_other(dot + clean(name), extra, is_local=False)
         buffers = list(module.named_buffers(remove_duplicate=False))
-        kept = {clean(name) for name in module.state_dict(keep_vars=True)} if buffers else set[str]()
+        is_asked = bool(buffers) and not transient
+        kept = {clean(name) for name in module.state_dict(keep_vars=True)} if is_asked else set[str]()
         for name, buffer in buffers:
-            if clean(name) in kept:
+            if transient or clean(name) in kept:
                 self._add_tensor(dot + clean(name), buffer, "buffer", whose[1])
 
     def _add_tensor(self, name: str, tensor: Tensor, role: Any, origin: str) -> None:
@@ -281,6 +297,8 @@ class _Builder:
                         f"{list(parameter.shape)}",
                         hint="give its module to the state too, or the parameter itself under a name",
                     )
+                if name in self.owners:
+                    name = self._beside(name, title, parameter)
                 unit = self.state.units[name]
                 unit.options = {**options, **owner}
                 rank = self.state.rank if id(parameter) in self.own else rank_of(optimizer, parameter)
@@ -292,6 +310,13 @@ class _Builder:
                     self._add_state(unit, key, value, parameter)
                     if rank is not None and (key in unit.members or id(parameter) not in self.own):
                         self._only_on(rank, unit, key)
+
+    def _beside(self, name: str, title: str, parameter: Tensor) -> str:
+        """Make a unit for what a further optimizer keeps of a parameter, and return its name."""
+        beside = f"{name}@{title}"
+        self.claim(beside, f"state of {title}")
+        self.state.units[beside], self.parameters[beside] = Unit(beside, {}), parameter
+        return beside
 
     def _only_on(self, rank: int, unit: Unit, key: str) -> None:
         """State that one rank has for all."""

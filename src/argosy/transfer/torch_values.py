@@ -1,4 +1,4 @@
-"""Values beside tensors, as JSON can say them, with torch."""
+"""Values other than tensors, as JSON can hold them, with torch."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false
 
@@ -19,11 +19,7 @@ DEPTH = 64
 
 
 def key_of(name: str, key: Any) -> Value:
-    """A key of a dict as JSON can say it.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """A key of a dict as JSON can say it."""
     if isinstance(key, tuple):
         return {"$tuple": [key_of(name, each) for each in key]}
     if not is_value(key) or isinstance(key, Tensor | np.generic):
@@ -32,11 +28,7 @@ def key_of(name: str, key: Any) -> Value:
 
 
 def is_option(where: str, key: str, value: Any) -> bool:
-    """Whether an entry of an optimizer's group is an option: not its parameters and their names, and not code.
-
-    Raises:
-        ConfigError: it is data that cannot be kept.
-    """
+    """Whether an entry of an optimizer's group is an option: not its parameters and their names, and not code."""
     if key in ("params", "param_names") or is_value(value):
         return key not in ("params", "param_names")
     if isinstance(value, Tensor | np.ndarray | list | tuple | dict | set | frozenset | bytes | complex | int):

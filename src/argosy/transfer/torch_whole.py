@@ -31,11 +31,7 @@ class Whole:
         self._optimizer.load_state_dict({key: state[key] for key in ("state", "param_groups")})
 
     def check(self, stored: Any) -> None:
-        """Refuse what was stored of other parameters, or in another order.
-
-        Raises:
-            ConfigError: it was.
-        """
+        """Refuse what was stored of other parameters, or in another order."""
         then = stored.get("names") if isinstance(stored, dict) else None
         if stored is not None and then != self._names:
             kind = type(self._optimizer).__name__

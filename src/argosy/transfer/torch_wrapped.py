@@ -62,11 +62,7 @@ def blocks_in(inner: Mapping[str, Tensor], cells: int) -> dict[str, int]:
 
 
 def noted(name: str, tensor: Any) -> dict[str, Any]:
-    """What is stored of a wrapped tensor besides its parts.
-
-    Raises:
-        ConfigError: it consists of more than JSON can say.
-    """
+    """What is stored of a wrapped tensor besides its parts."""
     names, context = tensor.__tensor_flatten__()
     kind = type(tensor)
     return {
@@ -95,11 +91,7 @@ def _said(name: str, value: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def rebuilt(name: str, note: Mapping[str, Any], parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
-    """Such a tensor of these parts. Its class is only looked for among those that are imported already.
-
-    Raises:
-        ConfigError: it is not there.
-    """
+    """Such a tensor of these parts. Its class is only looked for among those that are imported already."""
     module, _, path = str(note["class"]).partition(":")
     kind: Any = sys.modules.get(module)
     for each in path.split("."):

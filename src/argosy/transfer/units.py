@@ -79,6 +79,10 @@ class State:
     adopt: "Callable[[State], Adoption] | None" = None
     """Prepare this state to receive another; None: only what is there already can be written."""
 
+    def tensors(self) -> dict[str, Any]:
+        """This rank's part of every tensor, by its full name."""
+        return {name: member.local for name, _, member in self.members() if member.local is not None}
+
     def members(self, roles: Collection[Role] | None = None) -> Iterator[tuple[str, Unit, Member]]:
         """Every member with its full name, in order of names."""
         for name in sorted(self.units):

@@ -5,11 +5,13 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from argosy.checkpoint import Saver, restore
+from argosy.core import ConfigError
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0) -> None:
@@ -72,6 +74,45 @@ def restore_generators(rank: int, path: str) -> None:
     saved = torch.Generator().manual_seed(rank).get_state()
     assert torch.equal(generator.get_state(), saved if rank < 2 else before)
     assert restored.kept == ([] if rank < 2 else [f"rank{rank}/random"])
+
+
+class Both(nn.Module):
+    """What all ranks share, and what each has for itself."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.body = nn.parallel.DistributedDataParallel(network(seed))
+        self.expert = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.expert(self.body(x))
+
+
+def save_own(rank: int, path: str) -> None:
+    model = Both(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained(model, optimizer, 3, seed=100 * rank)
+    state = {"model": model, "optimizer": optimizer}
+    with Saver(path) as saver:
+        with pytest.raises(ConfigError, match=r"all ranks have the same model\.expert\.weight") as refused:
+            saver.save(state, 3)
+        assert "Saver(..., replicated=[model])" in refused.value.hint
+    with Saver(path, own=["expert"]) as saver:
+        saver.save(state, 3).wait(60)
+    torch.save([model.state_dict(), optimizer.state_dict()], f"{path}/rank{rank}.pt")
+    dist.barrier()
+
+
+def restore_own(rank: int, path: str) -> None:
+    model = Both(2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    restore(path, into={"model": model, "optimizer": optimizer}, own=["expert"])
+    tensors, saved = torch.load(f"{path}/rank{rank}.pt")
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
+    for number, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, saved["state"][number][key]) for key, value in state.items())
+    own = [torch.load(f"{path}/rank{each}.pt")[0]["expert.weight"] for each in range(2)]
+    assert not torch.equal(*own)
 
 
 class Meter:
@@ -168,6 +209,7 @@ def as_rank(work: Callable[[int, str], None], path: str) -> None:
 
 STAGES = {
     "zero": [(2, save_zero), (2, go_on_with_zero), (3, go_on_with_zero), (1, go_on_with_adamw)],
+    "own": [(2, save_own), (2, restore_own)],
     "generators": [(2, save_generators), (3, restore_generators)],
     "cursors": [
         (2, save_cursors),

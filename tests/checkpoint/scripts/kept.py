@@ -14,7 +14,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters())
 state, step = {"model": model, "optimizer": optimizer}, 0
-saver = Saver("here")
+saver = Saver("here", replicated=[model])
 with suppress(StepNotFound):
     restored = restore("here", into=state)
     step = restored.step

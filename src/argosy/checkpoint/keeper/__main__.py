@@ -44,7 +44,7 @@ def main() -> None:
     except (ArgosyError, OSError) as error:
         say(str(error))
         os._exit(1)
-    os.close(int(sys.argv[2]))  # The starter's lock: whoever looks for a keeper now finds this one.
+    os.close(int(sys.argv[2]))  # The starter's lock: the next look for a keeper finds this one.
     with contextlib.suppress(BrokenPipeError):  # The starter may be dead already.
         say(READY)
     null = os.open(os.devnull, os.O_RDWR)

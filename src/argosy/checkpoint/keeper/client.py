@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 CLOSE_S = 5.0
 ASK_S = 1.0
-"""Who waits for a keeper that has said nothing for so long asks it for a word."""
+"""After so long without a message from a keeper, a waiting rank asks it for one."""
 SILENT_S = 10.0
-"""A keeper without a word for so long is killed."""
+"""A keeper that is silent for so long is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,8 @@ class Keeping:
 
 
 def default_keeping() -> Keeping | None:
-    """A keeper under `argosy run`; without it none, as nobody would end it."""
-    return Keeping() if here().launcher == "argosy" else None
+    """A keeper under `argosy run` on one host. Without it nobody would end one; on several hosts none has all ranks."""
+    return Keeping() if here().launcher == "argosy" and not here().host else None
 
 
 class _Submitted(NamedTuple):
@@ -162,7 +162,7 @@ class KeptWriter:
             link.wait(CLOSE_S)
 
     def _listen(self, link: Link[FromKeeper]) -> None:
-        """Hear the keeper until it is gone; then commit what it left undone."""
+        """Receive messages until the keeper is gone; then commit what it left undone."""
         poller = select.poll()
         poller.register(link, select.POLLIN)
         heard_at, has_asked = time.monotonic(), False
@@ -336,7 +336,7 @@ class KeptWriter:
         self.committer.let_go()
 
     def close(self) -> None:
-        """Leave the keeper; what is still copied or written goes on, and the last of it leaves."""
+        """Leave the keeper, once the last snapshot under way is copied and written."""
         with self._changed:
             self._is_closing = True
             is_last = not self._used

@@ -58,7 +58,6 @@ class Commits:
         """
         if self._store is None:
             self._store = open_store(hello.store, new=True)
-            self._store.say = self._from_thread
         if self._owner is None:
             self._owner = take(self._store, "keeper")
             self._place.bind()

@@ -15,11 +15,11 @@ from argosy.fabric import here, runtime_dir
 AGENT_GONE_S = 60.0
 """Without an agent for so long, a run is over: the agent's warden would have started another."""
 PLACE_GONE_S = 5.0
-"""Without its directory for so long, a run is no longer wanted; a save makes the directory anew."""
+"""Without its directory for so long, a run is over; a save makes the directory again."""
 
 
 class Life(msgspec.Struct, frozen=True):
-    """As long as `argosy run` says that the run goes on."""
+    """The run that a keeper lives as long as."""
 
     run: str
     directory: str
@@ -35,8 +35,8 @@ class _Record(msgspec.Struct):
 class Place:
     """The directory that a keeper serves, known by what it is, not by its name.
 
-    L2  A keeper serves one directory. Held open its number is nobody else's, so one that was removed and made again,
-        or replaced by a copy, is found out; one that was moved away and back is the same. Stores have no such thing.
+    L2  A keeper serves one directory. It holds it open, so its inode number is not used again: a directory that was
+        removed and made again, or replaced by a copy, is noticed; moved away and back it is the same. Not for stores.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,47 +63,40 @@ class Place:
 
 
 class Pulse:
-    """Tells whether a life goes on; asked again and again, with the time.
+    """Decides whether the run goes on; asked again and again, with the time.
 
     L1  A keeper outlives neither the directory whose snapshots it keeps nor its run's.
     """
 
-    def __init__(self, life: Life, place: str) -> None:
-        self._life = life
-        self._places = [*([] if is_url(place) else [place]), str(Path(life.directory, "run.json"))]
-        self._agent_seen_at: float | None = None
-        self._places_seen_at: float | None = None
+    def __init__(self, life: Life, place: Place) -> None:
+        self._life, self._place = life, place
+        self._seen_at: dict[str, float] = {}
 
     def beats(self, now: float) -> bool:
-        return self._has_places(now) and self._lives(now)
-
-    def _has_places(self, now: float) -> bool:
-        """False if one has been gone for a while; what cannot be looked at may be there."""
-        if self._places_seen_at is None or not any(map(is_gone, self._places)):
-            self._places_seen_at = now
-        return now - self._places_seen_at < PLACE_GONE_S
-
-    def _lives(self, now: float) -> bool:
         with suppress(OSError, msgspec.MsgspecError):
             record = read_record(self._life.directory)
             if record.state == "ended" or record.launch != self._life.launch:
                 return False
-        if self._agent_seen_at is None or answers(Path(self._life.agent)):
-            self._agent_seen_at = now
-        return now - self._agent_seen_at < AGENT_GONE_S
+        are_there = self._place.look() != "gone" and not is_gone(Path(self._life.directory, "run.json"))
+        return self._lately("places", now, PLACE_GONE_S, are_there) and self._lately(
+            "agent", now, AGENT_GONE_S, answers(Path(self._life.agent))
+        )
+
+    def _lately(self, what: str, now: float, limit_s: float, is_there: bool) -> bool:
+        if is_there or what not in self._seen_at:
+            self._seen_at[what] = now
+        return now - self._seen_at[what] < limit_s
 
 
 def read_record(directory: str) -> _Record:
     return msgspec.json.decode(Path(directory, "run.json").read_bytes(), type=_Record)
 
 
-def is_gone(path: str) -> bool:
+def is_gone(path: Path) -> bool:
     try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+        path.stat()
+    except OSError as error:  # What cannot be looked at may be there.
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -11,7 +11,7 @@ class Overtaken(ArgosyError):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Anything that is said."""
+    """Any message between a rank and a keeper."""
 
 
 class Hello(Message, frozen=True):
@@ -67,8 +67,6 @@ FromClient = Hello | Lend | Filled | Torn | Look | Take | Bye
 
 class Welcome(Message, frozen=True):
     """The keeper holds the directory for this run."""
-
-    pid: int
 
 
 class Lent(Message, frozen=True):

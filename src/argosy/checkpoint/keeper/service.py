@@ -144,7 +144,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the run ends and everything whole is written."""
-        pulse, checked_at = Pulse(self.config.life, self.config.place), 0.0
+        pulse, checked_at = Pulse(self.config.life, self.place), 0.0
         ends_at: float | None = None
         while True:
             for key, _ in self._selector.select(TICK_S):
@@ -169,7 +169,7 @@ class Keeper:
                 os.unlink(self.config.socket)
 
     def _end(self) -> None:
-        """L2: its directory is not what it was. Whoever comes next finds no keeper, and starts another."""
+        """L2: the directory is another one now. The next rank finds no keeper, and starts another."""
         if not self.is_over:
             self.is_over = True
             with suppress(OSError):
@@ -308,10 +308,12 @@ class Keeper:
         for slot in self.slots.values():
             if slot.rank == hello.rank and slot.phase == "held" and slot.name not in whole and not slot.users:
                 slot.phase = "free"
-        self._send(guest, Welcome(os.getpid()))
+        self._send(guest, Welcome())
 
     def _settle(self) -> None:
-        """Let go of what nobody needs, then serve who waits for memory."""
+        """Free snapshots that nobody needs, then serve ranks that wait for memory."""
+        if self.is_over:
+            return
         for slot in surplus(list(self.slots.values())):
             slot.phase = "free"
             if not slot.durable and slot.name not in self._failed:

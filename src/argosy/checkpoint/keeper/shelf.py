@@ -2,7 +2,7 @@
 
 H1  The newest two whole versions stay, as far as `bytes_max` lets them; what is being written stays anyway.
 H2  A slot that is lent is nobody else's, and what is in it does not count.
-H3  The memory of all slots is at most `bytes_max`, beside what readers still have of slots that were given up.
+H3  The memory of all slots is at most `bytes_max`, not counting what readers still hold of slots that were given up.
 """
 
 from collections.abc import Collection, Iterable
@@ -101,29 +101,23 @@ def choose_slot(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -
     fitting = [slot for slot in free if slot.rank == rank and slot.bytes >= size and not slot.readers]
     if fitting:
         return Reuse(min(fitting, key=lambda slot: (slot.bytes, slot.id)).id)
-    total = sum(slot.bytes for slot in slots)
-    small = [slot for slot in free if slot.rank == rank]
-    total -= sum(slot.bytes for slot in small)
-    if total + size <= bytes_max and _count(slots, rank) <= HELD:
-        return Make(size, tuple(slot.id for slot in small))
-    # Memory of ranks that no longer are, then this rank's own older version: better one in memory than none.
-    others = [slot for slot in free if slot.rank != rank]
-    total -= sum(slot.bytes for slot in others)
-    if total + size <= bytes_max and _count(slots, rank) <= HELD:
-        return Make(size, tuple(slot.id for slot in [*small, *others]))
+    # In the place of own memory that is too small, then also of memory of ranks that no longer are, then of this rank's
+    # own older version: better one in memory than none.
+    if sum(slot.rank == rank and slot.phase != "free" for slot in slots) <= HELD:
+        used = sum(slot.bytes for slot in slots)
+        for closed in ([slot for slot in free if slot.rank == rank], free):
+            if used - sum(slot.bytes for slot in closed) + size <= bytes_max:
+                return Make(size, tuple(slot.id for slot in closed))
     return _give_up_oldest(slots, rank, size, bytes_max)
 
 
-def _count(slots: Iterable[Slot], rank: int) -> int:
-    return sum(slot.rank == rank and slot.phase != "free" for slot in slots)
-
-
 def _give_up_oldest(slots: Collection[Slot], rank: int, size: int, bytes_max: int) -> Reuse | Make | Later | Never:
-    mine = sorted((s for s in slots if s.rank == rank and s.phase == "held"), key=lambda slot: slot.order)
+    own = [slot for slot in slots if slot.rank == rank and slot.phase != "free"]
+    mine = sorted((slot for slot in own if slot.phase == "held"), key=lambda slot: slot.order)
     complete = {name for _, name in versions(slots)}
     newest = max((slot.order for slot in slots if slot.name in complete), default=-1)
     # The newest whole version goes only where there is room for one; parts of later ones wait for their other ranks.
-    ready = [slot for slot in mine if not slot.users and (slot.order < newest or (slot.durable and len(mine) == 1))]
+    ready = [slot for slot in mine if not slot.users and (slot.order < newest or (slot.durable and len(own) == 1))]
     if ready:
         oldest = ready[0]
         if oldest.bytes >= size and not oldest.readers:

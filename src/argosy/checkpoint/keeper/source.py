@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from argosy.checkpoint.arena import content_of
-from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, Root, digest, era_of
+from argosy.checkpoint.format import BLOCK, CorruptShard, Draft, digest, era_of, root_of
 from argosy.checkpoint.keeper.life import known_keepers
 from argosy.checkpoint.keeper.messages import FromKeeper, Holdings, Kept, Look, Take, keeper_decoder
 from argosy.checkpoint.step_index import Candidate, Step
@@ -129,23 +129,9 @@ class KeeperSource:
 
 def step_of_drafts(name: str, drafts: list[Draft]) -> Step:
     """What all ranks have to commit, as if it were committed."""
-    first = min(drafts, key=lambda draft: draft.rank)
-    root = Root(
-        step=first.step,
-        era=era_of(name),
-        session=name.rpartition("-")[2],
-        saved_at=0.0,
-        size=first.size,
-        parts=[],
-        tags=first.tags,
-        metrics=first.metrics,
-    )
-    step = Step(name=name, root=root)
+    step = Step(name=name, root=root_of(min(drafts, key=lambda draft: draft.rank), saved_at=0.0))
     for draft in drafts:
-        step.entries += draft.entries
-        step.values |= draft.values
-        step.units |= draft.units
-        step.modules |= draft.modules
+        step.add(draft)
     return step
 
 

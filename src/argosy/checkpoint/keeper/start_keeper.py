@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from argosy.checkpoint.keeper.service import Config
 
 START_S = 30.0
-"""Until a keeper listens, whoever starts it."""
+"""Time until a keeper listens, including a start by another process."""
 LOOK_S = 0.01
 READY = "ready"
 KILLED = "it ended without a word, as one that is killed"

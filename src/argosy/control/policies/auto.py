@@ -1,4 +1,7 @@
-"""Replace the failed rank alone where `argosy.Run` owns the step loop; elsewhere the first failure ends the run."""
+"""Replace the failed rank alone where `argosy.Run` owns the step loop; elsewhere the first failure ends the run.
+
+`decide_restart` tells the two cases apart itself, before it asks a policy.
+"""
 
 from collections.abc import Mapping, Sequence
 

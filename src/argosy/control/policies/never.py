@@ -1,4 +1,4 @@
-"""Replace nothing: the first failure ends the run."""
+"""Replace nothing: the first failure ends the run. `decide_restart` knows that before it asks a policy."""
 
 from collections.abc import Mapping, Sequence
 

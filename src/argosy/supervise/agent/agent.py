@@ -17,10 +17,12 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import setproctitle
 
-from argosy.control import ClientLeft, ForHost, WardenCame, WardenLost
+from argosy.control import AcceptRun, ClientLeft, ForHost, WardenCame, WardenLost
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import (
     Arrive,
@@ -43,6 +45,7 @@ from argosy.supervise.agent.queries import answer_list
 from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.cgroup import find_parent
+from argosy.supervise.environment import seal_content
 from argosy.supervise.evidence.evidence_shell import FAST_S, SAMPLE_S
 from argosy.supervise.lifeline import Lifeline
 from argosy.supervise.messages import (
@@ -51,8 +54,11 @@ from argosy.supervise.messages import (
     Done,
     Forked,
     ForkFailed,
+    GiveHostsBack,
+    HostEnded,
     LaunchRun,
     ListRuns,
+    ProvideHosts,
     Quit,
     Shutdown,
     Spared,
@@ -61,7 +67,12 @@ from argosy.supervise.messages import (
     ZygoteReady,
     to_agent,
 )
+from argosy.supervise.processes import send_signal
 from argosy.supervise.records.exits import forget_exits
+
+if TYPE_CHECKING:
+    from argosy.supervise.agent.head_link import HeadLink
+    from argosy.supervise.agent.run_hosts import RunHosts
 
 UPKEEP_S = 2.0
 
@@ -84,18 +95,48 @@ class Agent:
         self._warden = WardenLink(runtime, self._selector, self._jobs)
         self._performer = Performer(self._decisions, self._hosted, self._headed, self._warden, self._selector)
         places = HostPlaces(runtime, shared_memory_dir(runtime), find_parent(runtime), self._wake)
-        self._requests = ClientRequests(self._decisions, self._hosted, self._headed, places, self._warden)
+        self._head: HeadLink | None = None
+        if (runtime / "member.json").exists():
+            places = self._serve_another(runtime, places)
+        self._requests = ClientRequests(
+            self._decisions, self._hosted, self._headed, places, self._warden, self._selector
+        )
         self._upkeep_at = self._sample_at = 0.0
         self._recover(places)
+
+    def _serve_another(self, runtime: Path, places: HostPlaces) -> HostPlaces:
+        """Be a host of a run that another machine's agent heads."""
+        from argosy.supervise.agent.head_link import HeadCalls, HeadLink  # TLS takes time to import.
+        from argosy.supervise.records.membership import read_membership
+
+        membership = read_membership(runtime)
+        head = self._head = HeadLink(membership, self._decisions, self._selector, self._wake)
+        self._performer.head = head
+        places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
+        head.calls = HeadCalls(
+            accept=lambda run, order: self._accept_run(places, run, order),
+            end_client=self._drop,
+            pass_signal=self._pass_signal,
+            dismiss=lambda by: self._requests.shut_down(by),
+        )
+        return places
 
     def _recover(self, places: HostPlaces) -> None:
         """Take over the runs of an earlier agent, and do what it did not live to do."""
         warden, performer = self._warden, self._performer
-        for name, run in self._decisions.state.runs.items():
+        headed, hosted_here = self._decisions.state.runs, self._decisions.state.host.runs
+        for name, run in [*headed.items(), *((name, run) for name, run in hosted_here.items() if name not in headed)]:
             fds = [warden.shelf.pop(held) for held in (f"env:{name}", f"stdin:{name}") if held in warden.shelf]
             hosted = self._hosted[name] = HostedRun(name, run.number, run.launch, RunEnvironment(fds), places)
-            headed = self._headed[name] = HeadedRun(hosted, self._decisions)
-            headed.recover()
+            if name in headed:
+                self._headed[name] = HeadedRun(hosted, self._decisions)
+                self._headed[name].recover()
+                if run.launch.engine:
+                    from argosy.supervise.agent.run_hosts import RunHosts
+
+                    hosts = self._headed[name].hosts = RunHosts(hosted, self._decisions, self._selector, warden)
+                    hosts.say = self._headed[name].notice
+                    hosts.recover()
             for held, fd in zip(("env", "stdin"), fds, strict=False):
                 warden.hold(f"{held}:{name}", fd)
         self._decisions.settle()
@@ -127,23 +168,23 @@ class Agent:
 
     def _turn(self) -> None:
         """Wait for something to happen, and deal with it."""
-        for key, _ in self._selector.select(self._patience()):
-            if self._selector.get_map().get(key.fd) is not None:  # An earlier one may have ended this one.
-                key.data()
+        serve_ready(self._selector, self._patience())
         self._tick()
 
     def _patience(self) -> float:
         """Seconds until something must be looked at, if nobody calls."""
         writing = self._warden.wants_write or any(link.wants_write for link in self._links)
+        writing = writing or any(hosts.wants_write for hosts in self._all_hosts())
+        writing = writing or (self._head is not None and self._head.wants_write)
         if writing or self._requests.is_busy or any(run.evidence.busy for run in self._headed.values()):
             return FAST_S
-        patience_s, wake_s = SAMPLE_S if self._headed else 1.0, self._decisions.patience()
+        patience_s, wake_s = SAMPLE_S if self._hosted or self._head else 1.0, self._decisions.patience()
         return patience_s if wake_s is None else min(patience_s, wake_s)
 
     def _tick(self) -> None:
         """Wake-ups, work under way, upkeep; then all that was decided is performed, and all that is to be said sent."""
         if not self._lifeline.in_place and not self._performer.quitting:  # A3
-            self._requests.shut_down(f"the removal of Argosy's runtime directory, {self._runtime}")
+            self._requests.directory_removed(self._runtime)
         self._jobs.collect()
         self._warden.turn()
         self._decisions.tick()
@@ -164,6 +205,10 @@ class Agent:
         if now >= self._upkeep_at:
             self._upkeep_at = now + UPKEEP_S
             self._upkeep()
+        if self._head is not None:
+            self._head.turn(now)
+        for hosts in self._all_hosts():
+            hosts.turn(now)
         self._decisions.settle()
         self._forget_ended()
         for link in [link for link in self._links if link.wants_write]:
@@ -173,12 +218,15 @@ class Agent:
     def _upkeep(self) -> None:
         self._decisions.log.retry()
         self._performer.ranks.sample_memory()
+        for run in self._hosted.values():
+            run.drain.tend()
         for run in [run for run in self._headed.values() if not run.state.ended]:
-            run.upkeep()
+            run.disks.upkeep()
 
     def _forget_ended(self) -> None:
         """Let go of what belonged to runs that are over."""
-        for name in [name for name in self._hosted if name not in self._decisions.state.runs]:
+        state = self._decisions.state
+        for name in [name for name in self._hosted if name not in state.runs and name not in state.host.runs]:
             self._headed.pop(name, None)
             self._hosted.pop(name).environment.close()
             for held in ("env", "stdin"):
@@ -186,6 +234,32 @@ class Agent:
             if not self._hosted and self._lifeline.in_place:
                 self._decisions.log.restart(self._decisions.state)
                 forget_exits(self._runtime)
+
+    def _all_hosts(self) -> "list[RunHosts]":
+        """Those of runs that this agent heads."""
+        return [run.hosts for run in self._headed.values() if run.hosts is not None]
+
+    def _accept_run(self, places: HostPlaces, name: str, order: AcceptRun) -> None:
+        """The head of a run wants ranks on this host."""
+        if name in self._hosted or self._head is None:
+            return
+        fds = [seal_content(self._head.environment)]
+        run = self._hosted[name] = HostedRun(name, order.number, order.launch, RunEnvironment(fds), places)
+        self._warden.hold(f"env:{name}", fds[0])
+        try:
+            if not Path(order.launch.directory, "run.json").exists():
+                raise FileNotFoundError(None, "it is not shared with this host", order.launch.directory)
+            run.make_directories()
+        except OSError as error:
+            run.environment.unusable = (
+                f"the run's directory cannot be used on {run.host}: {error.strerror}: {error.filename}"
+            )
+
+    def _pass_signal(self, number: int) -> None:
+        """Send a signal to every rank on this host."""
+        for run in self._decisions.state.host.runs.values():
+            for process in [local.process for local in run.ranks.values() if local.process is not None]:
+                send_signal(process, number)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
@@ -221,8 +295,12 @@ class Agent:
         self._links.discard(link)
         self._requests.dropped(link)
         self._performer.zygotes.dropped(link)
+        if self._head is not None:
+            self._head.forget(link)
+        for hosts in self._all_hosts():
+            hosts.dropped(link)
         for hosted in self._hosted.values():
-            hosted.board.forget(link)
+            hosted.meeting.board.forget(link)
         for run in self._headed.values():
             if run.watchers.remove(link):  # A1
                 run.feed(ClientLeft())
@@ -241,23 +319,40 @@ class Agent:
                 self._performer.zygote_came(link, message, fds)
             case ZygoteReady():
                 self._performer.zygotes.loaded(link, message)
-            case Arrive(run, rank, count):
-                if run in self._hosted:
-                    self._hosted[run].barrier.arrive(rank.index, count, link)
-            case BoardSet(run) | BoardAdd(run) | BoardGet(run):
-                if run in self._hosted:
-                    self._hosted[run].board.handle(link, message)
+            case Arrive() | BoardSet() | BoardAdd() | BoardGet() if self._head is not None:
+                self._head.ask(link, message)
+            case Arrive(run) | BoardSet(run) | BoardAdd(run) | BoardGet(run):
+                if run in self._hosted and (headed := self._decisions.state.runs.get(run)) is not None:
+                    self._hosted[run].meeting.handle(link, message, headed)
             case ForkHelper():
                 self._performer.assist(message, fds)
+            case ProvideHosts(run):
+                if run in self._headed and (hosts := self._headed[run].hosts) is not None:
+                    hosts.provide(link)
+                else:
+                    link.send(GiveHostsBack())
+            case HostEnded(run, host, reason):
+                if run in self._headed and (hosts := self._headed[run].hosts) is not None:
+                    hosts.ended(host, reason)
             case ListRuns():
                 zygotes = self._decisions.state.host.zygotes.values()
                 link.send(answer_list(self._headed.values(), self._hosted, zygotes, self._warden.pid))
             case Shutdown(by):
+                if self._head is not None:
+                    self._head.dismissed = True
                 self._requests.shut_down(by)
                 link.queue(Done())
             case _:
                 self._requests.about_run(link, message)
         return []
+
+
+def serve_ready(selector: selectors.BaseSelector, patience_s: float) -> None:
+    """Wait until something is ready, and call for each what it was registered with."""
+    for key, _ in selector.select(patience_s):
+        # An earlier call may have ended this one, and the number may be a new client's by now.
+        if selector.get_map().get(key.fd) is key:
+            key.data()
 
 
 def _next_peer(listener: socket.socket) -> socket.socket | None:

@@ -13,7 +13,7 @@ from argosy.control import Known, LogRecord, NodeState, Numbered, recover
 from argosy.supervise.records.retrying_journal import RetryingJournal, read_records
 
 BYTES_MAX = 4 << 20
-"""A log that is longer is replaced by the state that it leads to."""
+"""A log that is longer, and twice as long as it began, is replaced by the state that it leads to."""
 
 _decoder: "msgspec.msgpack.Decoder[list[LogRecord]]" = msgspec.msgpack.Decoder(list[LogRecord])
 
@@ -25,6 +25,7 @@ class AgentLog:
         self._path = runtime / "agent.log"
         self._journal = RetryingJournal(self._path)
         self._bytes = self._path.stat().st_size if self._path.exists() else 0
+        self._first_bytes = 0
 
     @property
     def trouble(self) -> str:
@@ -33,7 +34,7 @@ class AgentLog:
 
     @property
     def is_long(self) -> bool:
-        return self._bytes > BYTES_MAX
+        return self._bytes > max(BYTES_MAX, 2 * self._first_bytes)
 
     def append(self, records: Sequence[LogRecord]) -> None:
         """Write the records of one turn at once."""
@@ -53,10 +54,10 @@ class AgentLog:
         payload = msgspec.msgpack.encode([Known(state)])
         journal.append(payload)
         journal.close()
-        if not journal.trouble:  # Else the old one goes on.
+        if not journal.trouble:  # Else the old one continues.
             fresh.replace(self._path)
             self._journal.close()
-            self._journal, self._bytes = RetryingJournal(self._path), len(payload)
+            self._journal, self._bytes, self._first_bytes = RetryingJournal(self._path), len(payload), len(payload)
 
 
 def recall(runtime: Path) -> tuple[NodeState, list[Numbered]]:

@@ -3,8 +3,8 @@
 import contextlib
 
 from argosy.core import ArgosyError
-from argosy.fabric import Link, Released
-from argosy.supervise.messages import ToAgent
+from argosy.fabric import Released
+from argosy.supervise.agent.board import Asker
 
 
 class Barrier:
@@ -13,11 +13,11 @@ class Barrier:
     def __init__(self, size: int) -> None:
         self._size = size
         self._arrived: dict[int, set[int]] = {}
-        self._waiting: dict[int, Link[ToAgent]] = {}
+        self._waiting: dict[int, Asker] = {}
         self._released = 0
 
-    def arrive(self, index: int, count: int, link: Link[ToAgent]) -> None:
-        """Rank `index` reached barrier `count`; when all have, all go on."""
+    def arrive(self, index: int, count: int, link: Asker) -> None:
+        """Rank `index` reached barrier `count`; when all have, all continue."""
         if count <= self._released:
             _release([link], self._released)
             return
@@ -31,7 +31,7 @@ class Barrier:
             self._waiting.clear()
 
 
-def _release(links: list[Link[ToAgent]], count: int) -> None:
+def _release(links: list[Asker], count: int) -> None:
     for link in links:
         with contextlib.suppress(ArgosyError):  # A rank that is gone waits for nothing.
             link.send(Released(count))

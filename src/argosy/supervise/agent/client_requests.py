@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import selectors
 from pathlib import Path
 
 import msgspec
@@ -41,10 +42,14 @@ class ClientRequests:
         headed: dict[str, HeadedRun],
         places: HostPlaces,
         warden: WardenLink,
+        selector: selectors.BaseSelector,
     ) -> None:
+        self._selector = selector
         self._decisions, self._hosted, self._headed = decisions, hosted, headed
         self._places, self._warden = places, warden
         self._stacks: list[StackRequest] = []
+        self._is_homeless = False
+        """Whether the runtime directory was removed."""
 
     @property
     def is_busy(self) -> bool:
@@ -52,7 +57,7 @@ class ClientRequests:
         return bool(self._stacks)
 
     def step(self) -> None:
-        """Go on with the stacks that are being taken."""
+        """Continue to take the stacks that were asked for."""
         self._stacks = [request for request in self._stacks if not request.step()]
 
     def dropped(self, link: Link[ToAgent]) -> None:
@@ -79,12 +84,14 @@ class ClientRequests:
             owner = Owner(os.uname().nodename, str(self._places.runtime), name)
             headed.records.claim(owner, list(self._headed))
             headed.open()
+            peers = self._open_hosts(headed, hosted, message.hosts)
         except (ConfigError, OSError) as error:
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) or message.hosts:
                 headed.records.release(name)
                 for path in new:
                     with contextlib.suppress(OSError):
                         path.rmdir()
+            if isinstance(error, OSError):
                 where = f": {error.filename}" if error.filename else ""
                 error = ConfigError(f"the run's directory cannot be used: {error.strerror}{where}")
             link.send(Refused(str(error), error.hint, later=self._is_ending(directory)))
@@ -95,9 +102,24 @@ class ClientRequests:
             self._warden.hold(f"stdin:{name}", hosted.environment.stdin)
         self._hosted[name], self._headed[name] = hosted, headed
         self._join(link, headed, lease=not launch.detached)
-        host = self._decisions.state.name
-        self._decisions.feed(Launched(run=name, number=number, launch=launch, hosts=[host] * launch.size))
+        placed = [peers[index // launch.ranks_per_host] for index in range(launch.size)]
+        spares = peers[launch.nodes :]
+        self._decisions.feed(Launched(run=name, number=number, launch=launch, hosts=placed, spares=spares))
+        if headed.hosts is not None:
+            from argosy.supervise.agent.run_hosts import start_provider
+
+            start_provider(hosted, self._warden)
         return fds
+
+    def _open_hosts(self, headed: HeadedRun, hosted: HostedRun, names: list[str]) -> list[str]:
+        """Prepare for the hosts of a run; returns the nodes that may have ranks."""
+        if not names:
+            return [self._decisions.state.name]
+        from argosy.supervise.agent.run_hosts import RunHosts  # TLS takes time to import.
+
+        hosts = RunHosts(hosted, self._decisions, self._selector, self._warden)
+        hosts.say, headed.hosts = headed.notice, hosts
+        return hosts.open(names)
 
     def _is_ending(self, directory: Path) -> bool:
         """Whether the launch that has a directory is about to end."""
@@ -115,6 +137,12 @@ class ClientRequests:
     def shut_down(self, by: str) -> None:
         """Stop all runs, then everything."""
         self._decisions.feed(ShutDown(by))
+
+    def directory_removed(self, runtime: Path) -> None:
+        """The runtime directory is gone: stop everything, once, since a second time would end the grace."""
+        if not self._is_homeless:
+            self._is_homeless = True
+            self.shut_down(f"the removal of Argosy's runtime directory, {runtime}")
 
     def about_run(
         self, link: Link[ToAgent], message: WatchRun | StopRun | SignalRun | TakeStacks | GetEnvironment
@@ -136,6 +164,8 @@ class ClientRequests:
             case SignalRun(signal=number):
                 for process in filter(None, map(run.process_of, range(run.launch.size))):
                     send_signal(process, number)
+                if run.hosts is not None:
+                    run.hosts.pass_signal(number)
                 link.send(Done())
             case TakeStacks():
                 self._stacks.append(StackRequest(link, run, message))

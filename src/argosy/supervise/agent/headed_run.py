@@ -4,39 +4,43 @@ import contextlib
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from argosy.control import Forgotten, ForRun, RunEvent, RunState, facts
-from argosy.core import ArgosyError, ProcessId
+from argosy.core import ArgosyError, ProcessId, host_label
 from argosy.fabric import Link
 from argosy.observe import RankProgress
 from argosy.supervise.agent.decisions import Decisions
+from argosy.supervise.agent.disk_watch import DiskWatch
 from argosy.supervise.agent.hosted_run import HostedRun
-from argosy.supervise.agent.log_upkeep import bound_logs, disk_is_full
+from argosy.supervise.agent.log_upkeep import disk_is_full
 from argosy.supervise.evidence.evidence_shell import Evidence
 from argosy.supervise.messages import Happened, Message, Notice, ToAgent
 from argosy.supervise.records.rundir import RunDir, facts_of_launch, new_record
+
+if TYPE_CHECKING:
+    from argosy.supervise.agent.run_hosts import RunHosts
 
 
 class HeadedRun:
     """The run's records and watchers."""
 
     def __init__(self, hosted: HostedRun, decisions: Decisions) -> None:
-        self.name, self.number, self.launch = hosted.name, hosted.number, hosted.launch
+        self.number, self.launch = hosted.number, hosted.launch
         self.directory = Path(hosted.launch.directory)
         self.logs, self.files, self.jobs = hosted.logs, hosted.files, hosted.jobs
         self.records = RunDir(self.directory)
         self.record = new_record(hosted.launch, hosted.number, decisions.clock.now())
-        self.host = self.record.host
         self.watchers = Watchers()
         self.evidence = Evidence(self)
         self._hosted, self._decisions = hosted, decisions
         self._recorded: set[bytes] = set()
         """Facts that an earlier agent recorded."""
-        self._troubles: dict[str, str] = {}
-        """What disks do not take, by its kind."""
-        self._bounding = False
+        self.disks = DiskWatch(self, decisions.log)
+        self.hosts: RunHosts | None = None
+        """The other hosts of the run, if it has any."""
 
     def open(self) -> None:
         """Make the run's directories.
@@ -54,9 +58,19 @@ class HeadedRun:
         recorded = facts_of_launch(self.directory, self.number)
         self.evidence.recover(recorded)
         self._recorded = {msgspec.msgpack.encode(fact) for fact in recorded}
-        self._hosted.started = {fact.rank: fact.pid for fact in recorded if isinstance(fact, facts.RankStarted)}
+        self._hosted.footprint.groups = {
+            fact.rank: fact.pid for fact in recorded if isinstance(fact, facts.RankStarted)
+        }
+
+    @property
+    def name(self) -> str:
+        return self._hosted.name
 
     # --- what its evidence asks for
+
+    @property
+    def host(self) -> str:
+        return self.record.host
 
     @property
     def state(self) -> RunState:
@@ -70,6 +84,11 @@ class HeadedRun:
         pages, state = self._hosted.pages, self.state
         found = {index: pages.read(state.rank(index)) for index in range(len(state.slots))}
         return {index: seen for index, seen in found.items() if seen is not None}
+
+    def host_of(self, index: int) -> str:
+        """Where a rank is."""
+        host = self.state.slots[index].host
+        return host_label(host) if host_label(host) != host else self.record.host
 
     def process_of(self, index: int) -> ProcessId | None:
         """The process of a rank, if it lives on this host."""
@@ -85,56 +104,17 @@ class HeadedRun:
             self.records.record(fact)
             self.evidence.follow(fact)
         self.watchers.tell(Happened(self.name, fact))
-        self.check_disks()
+        self.disks.check()
 
     def notice(self, text: str) -> None:
         """A line for the user."""
         self.watchers.tell(Notice(text))
-
-    # --- upkeep
-
-    @property
-    def has_trouble(self) -> bool:
-        return any(self._troubles.values())
-
-    def check_disks(self) -> None:
-        """Say once what a disk does not take."""
-        log, records = self._decisions.log.trouble, self.records.trouble
-        self._note_trouble(
-            "log", log and f"the agent log cannot be written ({log}): an agent that is restarted now forgets this run"
-        )
-        self._note_trouble(
-            "records", records and f"the run's records cannot be written ({records}): kept until there is room"
-        )
-
-    def _note_trouble(self, kind: str, what: str) -> None:
-        """Say `what` if it is new; "" if there is no trouble of this kind."""
-        before, self._troubles[kind] = self._troubles.get(kind, ""), what
-        if what and not before:
-            self.tell_fact(facts.DiskTrouble(at=time.time(), what=what))
 
     def note_managed(self) -> None:
         """Note that the run can be resumed as soon as that is known: a power cut would leave no time for it."""
         if self.state.managed and not self.record.managed:
             self.record.managed = True
             self.records.write_record(self.record)
-
-    def upkeep(self) -> None:
-        """Keep the logs bounded, and say when output is being lost."""
-        self.records.retry()
-        self.check_disks()
-        if not self._bounding:
-            self._bounding = True
-            work = partial(bound_logs, self.logs, self.launch.log_bytes_max)
-            self.jobs.do("bounding logs", lambda: (work(), disk_is_full(self.logs)), self._bounded)
-
-    def _bounded(self, outcome: tuple[list[str], bool] | Exception) -> None:
-        """Say what the logs' disk does not take."""
-        self._bounding = False
-        troubles, full = ([str(outcome)], False) if isinstance(outcome, Exception) else outcome
-        for trouble in troubles:
-            self.notice(f"a log could not be bounded: {trouble}")
-        self._note_trouble("output", f"the disk is full, output is lost: {self.logs}" if full else "")
 
     # --- the end
 
@@ -147,10 +127,14 @@ class HeadedRun:
 
     def finish(self, code: int, reason: str) -> None:
         """The run is over: record that after all that is under way, and let the next launch have the directory."""
-        self.jobs.do("finishing", partial(disk_is_full, self.logs), partial(self._finished, code, reason))
+        record = partial(self.jobs.do, "finishing", partial(disk_is_full, self.logs))
+        if self.hosts is None:
+            record(partial(self._finished, code, reason))
+        else:
+            self.hosts.give_back(partial(record, partial(self._finished, code, reason)))
 
     def _finished(self, code: int, reason: str, disk_full: bool | Exception) -> None:
-        self._bounded(disk_full if isinstance(disk_full, Exception) else ([], disk_full))
+        self.disks.checked(disk_full if isinstance(disk_full, Exception) else ([], disk_full))
         self.record.state, self.record.code, self.record.reason = "ended", code, reason
         self.record.ended_at = time.time()
         self.records.write_record(self.record)

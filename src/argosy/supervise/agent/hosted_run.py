@@ -8,14 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from argosy.control import Launch, rank_defaults, rank_variables
-from argosy.core import RankId
-from argosy.observe import Page, RankProgress
+from argosy.control import Launch, RunState, rank_defaults, rank_variables
+from argosy.core import ArgosyError, RankId
+from argosy.fabric import Arrive, BoardAdd, BoardGet, BoardSet, NotMember
+from argosy.observe import DrainProcess, Page, RankProgress
 from argosy.supervise.agent.barrier import Barrier
-from argosy.supervise.agent.board import Board
+from argosy.supervise.agent.board import Asker, Board
 from argosy.supervise.agent.rank_footprint import RankFootprint
 from argosy.supervise.background_jobs import BackgroundJobs
-from argosy.supervise.environment import seal_environment
+from argosy.supervise.environment import seal_environment, sealed_content
 from argosy.supervise.messages import RankSpec
 
 
@@ -25,6 +26,8 @@ class RunEnvironment:
     def __init__(self, fds: Sequence[int]) -> None:
         self.is_lost = not fds
         """Agent and warden died together, and with them what a new process would need."""
+        self.unusable = ""
+        """Why no rank can run on this host at all."""
         self.sealed = fds[0] if fds else seal_environment({}, {})
         self.stdin = fds[1] if len(fds) > 1 else None
 
@@ -33,10 +36,41 @@ class RunEnvironment:
         os.dup2(sealed, self.sealed, inheritable=False)
         self.is_lost = False
 
+    @property
+    def content(self) -> bytes:
+        """What another host needs to have the same environment."""
+        return sealed_content(self.sealed)
+
     def close(self) -> None:
         for fd in (self.sealed, self.stdin):
             if fd is not None:
                 os.close(fd)
+
+
+class RankMeeting:
+    """What the ranks of a run tell each other through the agent. Only members of the current view are heard."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.generation = 0
+        """The last one in which all ranks started together."""
+        self.barrier, self.board = Barrier(size), Board()
+
+    def begin(self, generation: int) -> None:
+        """All ranks start together: nothing that earlier ones said counts."""
+        if generation != self.generation:
+            self.generation = generation
+            self.barrier, self.board = Barrier(self._size), Board()
+
+    def handle(self, link: Asker, message: Arrive | BoardSet | BoardAdd | BoardGet, run: RunState) -> None:
+        """Do what a rank asks, unless another process has its place."""
+        if not run.is_member(message.rank):
+            with contextlib.suppress(ArgosyError):  # It is gone as well.
+                link.send(NotMember(run.view))
+        elif isinstance(message, Arrive):
+            self.barrier.arrive(message.rank.index, message.count, link)
+        else:
+            self.board.handle(link, message, run.view)
 
 
 class ProgressPages:
@@ -68,30 +102,36 @@ class HostedRun:
     """Where the ranks of one run live on this host."""
 
     def __init__(self, name: str, number: int, launch: Launch, environment: RunEnvironment, host: "HostPlaces") -> None:
+        self._host = host
         self.name, self.number, self.launch, self.environment = name, number, launch, environment
         self.logs = Path(launch.logs) if launch.logs else Path(launch.directory) / "logs" / str(number)
         self.files = host.runtime / "runs" / name
-        self.memory = host.memory / name
         self.footprint = RankFootprint(name, self.memory, host.cgroup)
         self.pages = ProgressPages(self.footprint)
+        drained = Path(launch.directory, "hosts", host.name) if host.name else Path(launch.directory)
+        self.drain = DrainProcess(self.memory, drained, number)
         self.jobs = BackgroundJobs(host.wake)
         self.kills = BackgroundJobs(host.wake)
         """Ranks are killed apart from what else takes time: others wait to be started after them."""
-        self.generation = 0
-        """The last one in which all ranks started together."""
-        self.barrier, self.board = Barrier(launch.size), Board()
-        self.started: dict[RankId, int] = {}
-        """The process groups of all ranks that have lived here, by their leader's pid."""
+        self.meeting = RankMeeting(launch.size)
         self.spares: list[int] = []
         self.paused: dict[int, int] = {}
         """Ranks that were stopped by a signal, and which."""
-        self._agent = host.runtime / "agent.sock"
 
-    def begin_generation(self, generation: int) -> None:
-        """All ranks start together: nothing that earlier ones said counts."""
-        if generation != self.generation:
-            self.generation = generation
-            self.barrier, self.board = Barrier(self.launch.size), Board()
+    @property
+    def memory(self) -> Path:
+        """Where its shared memory is."""
+        return self._host.memory / self.name
+
+    @property
+    def address(self) -> str:
+        """Under which ranks of other hosts reach this one; empty: there are none."""
+        return self._host.address
+
+    @property
+    def host(self) -> str:
+        """The name of this host in the run."""
+        return self._host.name or os.uname().nodename
 
     def make_directories(self) -> None:
         """Make the directories that ranks write to.
@@ -102,14 +142,18 @@ class HostedRun:
         for path in (self.logs, self.files, self.memory):
             path.mkdir(parents=True, exist_ok=True)
 
-    def spec(self, rank: RankId, port: int, *, store: bool) -> RankSpec:
-        """What is particular to one rank; it finds its store at `port`, which serves if `store`."""
+    def spec(self, rank: RankId, store_at: tuple[str, int], view: int, *, store: bool) -> RankSpec:
+        """What is particular to one rank; it finds its store at an address and port, which serves if `store`."""
         stem = f"{rank.index}.{rank.generation}"
         launch = self.launch if store else msgspec.structs.replace(self.launch, store=False)
-        variables = rank_variables(launch, rank.index, rank.generation, port)
+        variables = rank_variables(launch, rank.index, rank.generation, store_at[1], store_at[0])
         variables["ARGOSY_RUN"] = self.name
+        variables["ARGOSY_VIEW"] = str(view)
         variables["ARGOSY_MEMORY"] = str(self.memory)
-        variables["ARGOSY_AGENT"] = str(self._agent)
+        variables["ARGOSY_AGENT"] = str(self.files.parents[1] / "agent.sock")
+        defaults = rank_defaults(launch)
+        if self._host.name:
+            variables["ARGOSY_HOST"], defaults["GLOO_SOCKET_IFNAME"] = self._host.name, self._host.interface
         if not launch.alone:
             variables["TORCHELASTIC_ERROR_FILE"] = str(self.logs / f"{stem}.error.json")
         return RankSpec(
@@ -117,7 +161,7 @@ class HostedRun:
             variables,
             str(self.logs / f"{stem}.out"),
             str(self.error_log(rank)),
-            defaults=rank_defaults(launch),
+            defaults=defaults,
             page=self.footprint.page(rank),
             stacks=str(self.files / f"{stem}.stacks"),
             cgroup=self.footprint.prepare(rank),
@@ -129,7 +173,8 @@ class HostedRun:
 
     def remove(self) -> None:
         """In the background: end what the ranks left behind, and remove their files."""
-        self.footprint.clear(dict(self.started))
+        self.footprint.clear()
+        self.drain.finish()
         for path in (self.files, self.memory):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -141,3 +186,7 @@ class HostPlaces(msgspec.Struct, frozen=True):
     memory: Path
     cgroup: Path | None
     wake: Callable[[], None]
+    name: str = ""
+    """Of this host in the run of another one's agent; empty: this agent serves its own user."""
+    address: str = ""
+    interface: str = ""

@@ -3,7 +3,7 @@
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from argosy.control import (
     AskKernel,
@@ -51,6 +51,9 @@ from argosy.supervise.messages import (
 )
 from argosy.supervise.processes import end_process
 
+if TYPE_CHECKING:
+    from argosy.supervise.agent.head_link import HeadLink
+
 
 class Performer:
     """Effects out, reports in."""
@@ -67,7 +70,10 @@ class Performer:
         self.zygotes = ZygoteLinks(warden.runtime, decisions, hosted, warden)
         self._stores = TorchStores(decisions, hosted, self.zygotes, warden, selector)
         self.ranks = RankProcesses(decisions, hosted, Starters(warden, self.zygotes, self._stores), selector)
-        self.quitting = False
+        self._is_idle = False
+        """Nothing was asked for as long as daemons linger."""
+        self.head: HeadLink | None = None
+        """If this is a host of another agent's run."""
         self._on_host: dict[type, Callable[[Any], None]] = {
             ForkRanks: self.ranks.fork,
             SendSignal: self.ranks.signal,
@@ -93,8 +99,12 @@ class Performer:
                     self._perform_for_run(effect, self._headed[name])
             case OfHost(wanted):
                 self._on_host[type(wanted)](wanted)
+            case Letter() if effect.run in self._headed:
+                if (hosts := self._headed[effect.run].hosts) is not None:
+                    hosts.post(effect)
             case Letter():
-                raise AssertionError("an agent has no other host to write to yet")
+                if self.head is not None:
+                    self.head.post(effect)
 
     def _perform_for_run(self, effect: OfRun, run: HeadedRun) -> None:
         match effect.effect:
@@ -110,9 +120,16 @@ class Performer:
     def _tell_user(self, effect: TellUser) -> None:
         if effect.run in self._headed:
             self._headed[effect.run].notice(effect.text)
+        elif self.head is not None:
+            self.head.say(effect.text)
 
     def _end_daemons(self, effect: EndDaemons) -> None:
-        self.quitting = True
+        self._is_idle = True
+
+    @property
+    def quitting(self) -> bool:
+        """Whether the daemons are to end. A host stays until its run needs it no more."""
+        return self._is_idle and (self.head is None or self.head.dismissed)
 
     def _remove(self, effect: RemoveRun) -> None:
         """Leave nothing of a run on this host but its directory."""
@@ -137,7 +154,8 @@ class Performer:
 
     def recover(self, name: str) -> None:
         """Take over the processes of a run from an earlier agent."""
-        self._hosted[name].generation = self._decisions.state.runs[name].store_generation
+        if name in self._decisions.state.runs:
+            self._hosted[name].meeting.generation = self._decisions.state.runs[name].store_generation
         self.ranks.recover(name)
         self._stores.recover(name)
 
@@ -175,6 +193,9 @@ class Performer:
                     self.zygotes.ended(child.run, child.process)
                 elif child.what == "store":
                     self._stores.ended(child)
+                elif child.what == "hosts":
+                    if child.run in self._headed and (hosts := self._headed[child.run].hosts) is not None:
+                        hosts.provider_ended()
                 else:
                     self.ranks.exited(message)
             case ChildPaused(child, number):
@@ -184,19 +205,21 @@ class Performer:
                     self._pause(child.run, child.rank.index, number)
 
     def _pause(self, name: str, index: int, number: int) -> None:
-        """A rank was stopped by a signal (0: goes on)."""
+        """A rank was stopped by a signal (0: it continues)."""
         if number:
             self._hosted[name].paused[index] = number
         else:
             self._hosted[name].paused.pop(index, None)
-        run = self._headed[name]
+        if (run := self._headed.get(name)) is None:
+            return
         fact = facts.RankPaused(at=time.time(), rank=run.state.rank(index), signal=number, resumed=number == 0)
         run.tell_fact(fact)
 
     def assist(self, message: ForkHelper, fds: list[int]) -> None:
         """Have the zygote fork a process beside a rank; without a zygote the rank sees its descriptors closed."""
-        run, headed = self._hosted.get(message.run), self._headed.get(message.run)
-        process = headed.process_of(message.rank.index) if headed is not None else None
+        run, known = self._hosted.get(message.run), self._decisions.state.host.runs.get(message.run)
+        local = None if known is None else known.ranks.get(message.rank.index)
+        process = local.process if local is not None and local.rank == message.rank else None
         if run is not None and process is not None:
             beside = ForkBeside(run.launch, message.entry, process.pid, run.footprint.leaf(message.rank))
             self.zygotes.send(self.zygotes.of_run(run.name), beside, fds)

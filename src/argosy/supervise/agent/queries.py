@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from argosy.control import LocalZygote, RunState, Slot, describe, rank_defaults
-from argosy.core import PeerLost
+from argosy.core import PeerLost, host_label
 from argosy.fabric import Link
 from argosy.supervise.agent.headed_run import HeadedRun
 from argosy.supervise.agent.hosted_run import HostedRun
@@ -43,14 +43,21 @@ def answer_list(
 def _info(run: HeadedRun, hosted: HostedRun) -> RunInfo:
     steps = {index: progress.reached or progress.steps for index, progress in run.progress().items()}
     ranks = [
-        RankInfo(index, slot.generation, slot.pid, _rank_state(slot, index in hosted.paused), steps.get(index, 0))
+        RankInfo(
+            index,
+            slot.generation,
+            slot.pid,
+            _rank_state(slot, index in hosted.paused),
+            steps.get(index, 0),
+            host_label(slot.host) if host_label(slot.host) != slot.host else "",
+        )
         for index, slot in enumerate(run.state.slots)
     ]
     return RunInfo(
         run.name,
         run.launch.name,
         run.launch.directory,
-        describe(run.state) + (", disk trouble" if run.has_trouble else ""),
+        describe(run.state) + (", disk trouble" if run.disks.has_trouble else ""),
         run.launch.size,
         run.record.started_at,
         run.launch.detached,
@@ -79,7 +86,7 @@ class StackRequest:
         self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S, native=native)
 
     def step(self) -> bool:
-        """Go on; True when the answer was sent, in which equal stacks are grouped."""
+        """Continue; True when the answer was sent, in which equal stacks are grouped."""
         if not self._taking.step(time.monotonic()):
             return False
         stacks = self._taking.result()
@@ -102,5 +109,10 @@ def answer_environment(link: Link[ToAgent], run: HostedRun, state: RunState, mes
     if not 0 <= message.rank < run.launch.size:
         link.send(Refused(f"no such rank: {message.rank}", f"this run has ranks 0-{run.launch.size - 1}"))
         return
-    spec = run.spec(state.rank(message.rank), state.port, store=run.launch.store)
+    host = state.slots[message.rank].host
+    if host_label(host) != host:
+        link.send(Refused(f"rank {message.rank} is on another host: {host_label(host)}"))
+        return
+    at = (state.address, state.port)
+    spec = run.spec(state.rank(message.rank), at, state.view, store=run.launch.store)
     link.send(Environment({**spec.variables}, rank_defaults(run.launch), run.launch.cwd), [run.environment.sealed])

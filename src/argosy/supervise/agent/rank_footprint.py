@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from argosy.core import ProcessId, RankId
@@ -20,12 +20,17 @@ class RankFootprint:
 
     def __init__(self, run: str, memory: Path, cgroup: Path | None) -> None:
         self._run, self._memory, self._cgroup = run, memory, cgroup
+        self.groups: dict[RankId, int] = {}
+        """The process groups of all ranks that were seen to live here, by their leader's pid."""
+        self.ordered: set[RankId] = set()
+        """Ranks that may have lived here although nobody saw them: their zygote was killed before it told of them."""
 
     def prepare(self, rank: RankId) -> str:
         """Make the rank's cgroup; the empty string where there are none.
 
         Of those who had its place only the last one's page is kept: a long run replaces many.
         """
+        self.ordered.add(rank)
         for past in self._memory.glob(f"{rank.index}.{rank.generation - 2}.page*"):
             past.unlink(missing_ok=True)
         return make_leaf(self._cgroup, self._name(rank))
@@ -51,14 +56,15 @@ class RankFootprint:
         """Kill whatever of these ranks can be found by its mark. May block."""
         kill_marked({f"{self._run}/{rank}": self.page(rank) for rank in ranks})
 
-    def clear(self, ranks: Mapping[RankId, int]) -> None:
-        """Kill what ranks left behind in their process groups, and remove their cgroups. Blocks for a second at most.
+    def clear(self) -> None:
+        """Kill what ranks left behind and ranks that nobody saw, remove their cgroups. Blocks for a second at most.
 
         Those who leave by themselves get a moment: multiprocessing's tracker, which ends when its rank has, has yet to
         remove the semaphores that the rank leaked.
         """
+        ranks = {*self.groups, *self.ordered}
         if self._cgroup is None:
-            groups = list(ranks.values())
+            groups = list(self.groups.values())
             if any(_has_group(group) for group in groups):
                 time.sleep(LEAVE_S)
             for group in groups:

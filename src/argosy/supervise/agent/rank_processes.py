@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from argosy._select import native
 from argosy.control import (
@@ -26,6 +27,7 @@ from argosy.control import (
     LocalRank,
     PageRead,
     SendSignal,
+    TreeKilled,
     command,
 )
 from argosy.core import ProcessId, RankId, WaitStatus
@@ -57,23 +59,18 @@ class RankProcesses:
     # --- effects
 
     def fork(self, effect: ForkRanks) -> None:
-        """Start ranks, after those were killed that may be in their way."""
-        run = self._runs[effect.run]
-        if run.kills.is_idle:
-            self._fork(effect)
-        else:
-            run.kills.do("killing ranks", lambda: None, lambda _: self._fork(effect))
-
-    def _fork(self, effect: ForkRanks) -> None:
+        """Start ranks."""
         run = self._runs.get(effect.run)
         locals_ = (self._find(effect.run, rank) for rank in effect.ranks)
         ranks = [local.rank for local in locals_ if local is not None and local.phase == "asked"]
         if run is None or not ranks:
             return
-        if run.environment.is_lost:
+        if run.environment.unusable:
+            self._decisions.feed(ForHost(EnvironmentLost(effect.run, run.environment.unusable)))
+        elif run.environment.is_lost:
             self._decisions.feed(ForHost(EnvironmentLost(effect.run)))
         else:
-            self._starters.start(run, effect.key, ranks, effect.port)
+            self._starters.start(run, effect, ranks)
 
     def signal(self, effect: SendSignal) -> None:
         local, run = self._find(effect.run, effect.rank), self._runs.get(effect.run)
@@ -84,12 +81,17 @@ class RankProcesses:
 
     def kill(self, effect: KillTree) -> None:
         """Kill a rank and its descendants; of an earlier generation too, or one that nobody has told of."""
+        killed = ForHost(TreeKilled(effect.run, effect.rank))
         if (run := self._runs.get(effect.run)) is None:
+            self._decisions.feed(killed)
             return
         local = self._find(effect.run, effect.rank)
         run.footprint.kill(effect.rank, local.process if local is not None else None)
         if run.footprint.must_sweep:
-            run.kills.do("killing ranks", lambda: run.footprint.sweep([effect.rank]), lambda _: None)
+            sweep = partial(run.footprint.sweep, [effect.rank])
+            run.kills.do("killing ranks", sweep, lambda _: self._decisions.feed(killed))
+        else:
+            self._decisions.feed(killed)
 
     def ask_kernel(self, effect: AskKernel) -> None:
         """Find out how a rank ended whose parent did not say: from the record of exits, or from the kernel."""
@@ -117,7 +119,7 @@ class RankProcesses:
         local = self._find(child.run, child.rank)
         if local is None or local.process not in (None, child.process):
             run.footprint.kill(child.rank, child.process)  # Nobody asked for it.
-        run.started[child.rank] = child.process.pid
+        run.footprint.groups[child.rank] = child.process.pid
         self._decisions.feed(ForHost(ChildForked(child.run, child.rank, child.process)))
         self._watch(child.run, child.rank)
 
@@ -178,7 +180,9 @@ class RankProcesses:
             if local is not None and local.process == record.child.process:
                 self._decisions.feed(ForHost(ChildEnded(name, record.child.rank, record.status)))
         if (run := self._decisions.state.host.runs.get(name)) is not None:
-            for local in [local for local in run.ranks.values() if local.phase == "running"]:
+            hosted, ordered = self._runs[name], list(run.ranks.values())
+            hosted.footprint.ordered |= {local.rank for local in ordered}
+            for local in [local for local in ordered if local.phase == "running"]:
                 self._watch(name, local.rank)
 
     def find(self, process: ProcessId) -> Child | None:
@@ -190,7 +194,7 @@ class RankProcesses:
         return None
 
     def _watch(self, name: str, rank: RankId) -> None:
-        """See to it that the end of a rank is noticed, whoever its parent is."""
+        """Make sure that the end of a rank is noticed, whichever process is its parent."""
         local = self._find(name, rank)
         if local is None or local.process is None or (name, rank) in self._pidfds:
             return
@@ -222,14 +226,15 @@ class Starters:
     def __init__(self, warden: WardenLink, zygotes: ZygoteLinks, stores: TorchStores) -> None:
         self.warden, self._zygotes, self._stores = warden, zygotes, stores
 
-    def start(self, run: HostedRun, key: str, ranks: list[RankId], port: int) -> None:
-        """Fork or execute ranks. Only the first generation of rank 0 gets standard input."""
-        if not key:
+    def start(self, run: HostedRun, asked: ForkRanks, ranks: list[RankId]) -> None:
+        """Fork or execute ranks of those asked for. Only the first generation of rank 0 gets standard input."""
+        if not asked.key:
             self._stores.release(run.name)
-        specs = [run.spec(rank, port, store=self._stores.serves(run.name)) for rank in ranks]
+        at, serves = (asked.address, asked.port), self._stores.serves(run.name)
+        specs = [run.spec(rank, at, asked.view, store=serves) for rank in ranks]
         environment = run.environment
         with_stdin = environment.stdin is not None and ranks[0] == RankId("main", 0, 0)
-        if not key:
+        if not asked.key:
             for position, spec in enumerate(specs):
                 self._execute(run, spec, with_stdin=with_stdin and position == 0)
             return
@@ -243,6 +248,6 @@ class Starters:
         fds = [environment.sealed]
         if with_stdin and environment.stdin is not None:
             fds.append(environment.stdin)
-        argv = command(run.launch, spec.rank.index)
+        argv = command(run.launch, spec.rank.index % run.launch.ranks_per_host)
         message = Spawn(run.name, spec, argv, run.launch.cwd, run.launch.umask, stdin=with_stdin)
         self.warden.send(message, fds)

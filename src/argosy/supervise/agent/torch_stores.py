@@ -29,9 +29,9 @@ class TorchStores:
         self._listeners: dict[str, socket.socket] = {}
 
     def listen(self, effect: ListenFor) -> None:
-        """Open a port for a generation, when whoever served the one before has let go of it."""
+        """Open a port for a generation, once the store of the previous generation has released it."""
         run, after = self._runs[effect.run], effect.after
-        run.begin_generation(effect.generation)
+        run.meeting.begin(effect.generation)
         self.release(effect.run)
         if after is None:
             self._open(effect)
@@ -41,14 +41,15 @@ class TorchStores:
     def _open(self, effect: ListenFor) -> None:
         if effect.run not in self._runs:
             return
-        launch = self._runs[effect.run].launch
+        run = self._runs[effect.run]
+        address = run.address or run.launch.master_addr
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((launch.master_addr, effect.port))
+            listener.bind((address, effect.port))
         except OSError as error:
             listener.close()
-            reason = f"cannot listen on {launch.master_addr}:{effect.port}: {error.strerror}"
+            reason = f"cannot listen on {address}:{effect.port}: {error.strerror}"
             self._decisions.feed(ForHost(StoreListens(effect.run, effect.generation, reason=reason)))
             return
         port: int = listener.getsockname()[1]
@@ -59,7 +60,7 @@ class TorchStores:
             self.watch(effect.run)
         else:  # Rank 0 will listen there itself.
             listener.close()
-        self._decisions.feed(ForHost(StoreListens(effect.run, effect.generation, port)))
+        self._decisions.feed(ForHost(StoreListens(effect.run, effect.generation, port, address=run.address)))
 
     def serves(self, run: str) -> bool:
         """Whether a process serves the store of a run: forked by its zygote, which has torch."""
@@ -98,7 +99,7 @@ class TorchStores:
             return
         generation = local.store.generation
         log = str(self._runs[run].files / f"store-{generation}.out")
-        message = ForkStore(run, generation, local.store.port, log)
+        message = ForkStore(run, generation, local.store.port, log, self._runs[run].address or "127.0.0.1")
         if self._zygotes.send(self._zygotes.of_run(run), message, [listener.fileno()]):
             self.release(run)
         else:  # The next zygote serves it.

@@ -7,7 +7,7 @@ W1  One warden per runtime directory: a lock on `warden.lock` says who.
 W2  The agent is restarted whenever it ends before `Quit`; after five quick deaths, slower.
 W3  After `Quit` no descendant, no zygote of a killed warden, and no file of the runtime directory is left; nor the
     directory itself, if Argosy made it.
-W4  It serves its own directory: one that was removed is never written to again, and whoever has it now is left alone.
+W4  It serves its own directory. A directory that was removed is never written to again, nor is a new one at its path.
 """
 
 import contextlib
@@ -51,7 +51,17 @@ from argosy.supervise.rank.reaper import Reaper
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
 OWN_FILES = (
-    *("*.sock", "warden.out", "agent.out", "zygote-*.out", "agent.log", "exits", "lifeline", "warden.lock"),
+    *(
+        "*.sock",
+        "warden.out",
+        "agent.out",
+        "zygote-*.out",
+        "agent.log",
+        "member.json",
+        "exits",
+        "lifeline",
+        "warden.lock",
+    ),
     *("keeper-*.sock.*", "made"),
 )
 
@@ -196,6 +206,7 @@ class Warden:
             link.send(Forked(known))  # Asked for by an agent that did not live to hear of it.
             return
         report_in, report_out = os.pipe2(os.O_CLOEXEC)
+        warden = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
@@ -204,7 +215,7 @@ class Warden:
             os.close(report_out)
             return
         if pid == 0:
-            _execute(self.runtime, message, fds, report_out)
+            _execute(self.runtime, message, fds, report_out, warden)
         os.close(report_out)
         reason = os.read(report_in, 4096).decode(errors="replace")  # Empty as soon as the exec happened.
         os.close(report_in)
@@ -259,17 +270,22 @@ def _execute_daemon(argv: list[str], log: Path) -> None:
         os._exit(127)
 
 
-def _execute(runtime: Path, message: Spawn, fds: list[int], report: int) -> None:
-    """In a fresh child: become the program. Does not return; what goes wrong is written to `report`."""
+def _execute(runtime: Path, message: Spawn, fds: list[int], report: int, warden: int) -> None:
+    """In a fresh child: become the program. Does not return; what goes wrong is written to `report`.
+
+    If the warden died before the child had joined its cgroup, another may have its place: it ends.
+    """
     try:
         spec = message.spec
-        if message.what == "zygote":  # It gets no secrets: they differ between the runs that share it.
+        if message.what in ("zygote", "hosts"):  # It gets no secrets: they differ between the runs that share it.
             os.setpgid(0, 0)
             variables = {**spec.defaults, **open_environment(fds[0]).variables, **spec.variables}
             for target, path in ((1, spec.out), (2, spec.err)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), target)
         else:
             variables = settle(runtime, message.run, spec, fds, keep=report)
+        if os.getppid() != warden:
+            os._exit(127)
         reset_signals()
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python's own choices end here.
             signal.signal(number, signal.SIG_DFL)

@@ -25,7 +25,7 @@ from argosy.fabric import Link, cache_dir
 from argosy.supervise.agent.decisions import Decisions
 from argosy.supervise.agent.hosted_run import HostedRun
 from argosy.supervise.agent.warden_link import WardenLink
-from argosy.supervise.evidence.proc_sample import log_tail
+from argosy.supervise.evidence.log_excerpt import log_tail
 from argosy.supervise.imports.zygote_key import remember_reads
 from argosy.supervise.messages import Child, Preload, RankSpec, Retire, Spawn, ToAgent, ZygoteHello, ZygoteReady
 from argosy.supervise.rank.preload import PRELOAD_ENV

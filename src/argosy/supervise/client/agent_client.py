@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,9 +32,11 @@ from argosy.supervise.messages import (
 from argosy.supervise.records.owner import is_elsewhere, read_owner
 from argosy.supervise.records.rundir import find_run, indexed_runs, read_record
 
-START_S = 20.0
+START_S = 60.0
 FILES_MIN = 64
 ANSWER_S = 30.0
+SILENCE_S = 5.0
+"""After so long without an answer, the terminal says that we wait."""
 
 
 def connect_agent(runtime: Path | None = None) -> Link[ToClient]:
@@ -77,18 +80,34 @@ def ask(link: Link[ToClient], message: Message, fds: Sequence[int] = (), timeout
 
     Raises:
         ConfigError: the agent refused.
+        DeadlinePassed: it does not answer.
     """
     link.send(message, fds)
-    answer, _ = link.wait(timeout_s)
+    try:
+        answer = _wait_for_answer(link, timeout_s)
+    except DeadlinePassed as error:
+        hint = "if it hangs, kill `argosy: agent` of `ps x`: the next one takes over, and the ranks continue"
+        raise DeadlinePassed(error.what, error.seconds, hint=hint) from None
     if isinstance(answer, Refused):
         raise ConfigError(answer.reason, hint=answer.hint)
     return answer
 
 
-def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]:
+def _wait_for_answer(link: Link[ToClient], timeout_s: float) -> ToClient:
+    """Wait for an answer, and say so if that takes long."""
+    if timeout_s > SILENCE_S:
+        with contextlib.suppress(DeadlinePassed):
+            return link.wait(SILENCE_S)[0]
+        left = f"waiting up to {timeout_s - SILENCE_S:.0f} s more"
+        print(f"argosy: the agent has not answered for {SILENCE_S:.0f} s; {left}", file=sys.stderr, flush=True)
+        timeout_s -= SILENCE_S
+    return link.wait(timeout_s)[0]
+
+
+def submit(launch: Launch, fds: Sequence[int], hosts: Sequence[str] = ()) -> tuple[Link[ToClient], Welcome]:
     """Start a run. If the agent, or the last launch in the directory, is just ending, wait for that.
 
-    `fds` are the sealed environment and, if the run has one, standard input.
+    `fds` are the sealed environment and, if the run has one, standard input. `hosts` are those that its engine gives.
     """
     deadline = time.monotonic() + START_S
     while True:
@@ -96,8 +115,8 @@ def submit(launch: Launch, fds: Sequence[int]) -> tuple[Link[ToClient], Welcome]
             link = reach_agent()
             unless_welcome.callback(link.close)
             try:
-                link.send(LaunchRun(launch, stdin=len(fds) > 1), fds)
-                answer, _ = link.wait(ANSWER_S)
+                link.send(LaunchRun(launch, len(fds) > 1, list(hosts)), fds)
+                answer = _wait_for_answer(link, ANSWER_S)
             except PeerLost:
                 if time.monotonic() > deadline:
                     raise
@@ -205,12 +224,12 @@ def find_living(text: str) -> RunInfo:
     for run in living:
         if run.directory == str(directory):
             return run
-    owner = read_owner(directory)
+    name, owner = read_record(directory).name, read_owner(directory)
     if owner is not None and is_elsewhere(owner, runtime_dir()):
         raise ConfigError(
-            f"the run is on {owner.host} under {owner.runtime}: {text}",
-            hint=f"there it is reached by `{owner.command('ps', runtime_dir())}`",
+            f"the run belongs to {owner.runtime} on {owner.host}: {name}",
+            hint=f"`{owner.command('ps', runtime_dir())}` shows it",
         )
     raise ConfigError(
-        f"the run is not alive: {text}", hint=f"`argosy why {text}` tells how it ended, `argosy ps` lists the living"
+        f"the run has ended: {name}", hint=f"`argosy why {name}` tells how, `argosy ps` lists the living runs"
     )

@@ -6,6 +6,7 @@ Ranks outlive their agent; those that live have a daemon that sees to the next o
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from argosy.control import NodeState, describe, facts
 from argosy.core import ArgosyError, RankId
@@ -26,23 +27,34 @@ def runs_between(runtime: Path) -> list[RunInfo]:
     return [run for run in runs if any(rank.pid for rank in run.ranks) or _has_warden(runtime)]
 
 
-def ended_ranks(told: Sequence[facts.AnyFact]) -> tuple[list[RankInfo], int]:
-    """How the ranks of the latest launch ended, and how often ranks were restarted in it."""
+class Ending(NamedTuple):
+    """How the latest launch of a run ended; `stopped` if somebody asked for it and no rank had failed."""
+
+    ranks: list[RankInfo]
+    restarts: int
+    stopped: bool
+
+
+def ending_of(told: Sequence[facts.AnyFact]) -> Ending:
+    """How the ranks of the latest launch ended, how often ranks were restarted in it, and whether it was stopped."""
     ranks: dict[int, RankInfo] = {}
-    restarts = 0
+    restarts, stopped, failed = 0, False, False
     for fact in told:
         match fact:
             case facts.LaunchStarted():
-                ranks, restarts = {}, 0
+                ranks, restarts, stopped, failed = {}, 0, False, False
             case facts.Restarting():
-                restarts += 1
+                restarts, failed = restarts + 1, False
+            case facts.StopAsked():
+                stopped = True
             case facts.RankStarted(rank=rank):
                 ranks[rank.index] = RankInfo(rank.index, rank.generation, 0, "lost")
-            case facts.RankExited(rank=rank, status=status):
+            case facts.RankExited(rank=rank, status=status, asked=asked):
+                failed |= not asked and not status.ok
                 ranks[rank.index] = RankInfo(rank.index, rank.generation, 0, str(status))
             case _:
                 pass
-    return [ranks[index] for index in sorted(ranks)], restarts
+    return Ending([ranks[index] for index in sorted(ranks)], restarts, stopped and not failed)
 
 
 def _has_warden(runtime: Path) -> bool:

@@ -17,7 +17,7 @@ from argosy.core import ProcessId, RankId
 from argosy.observe import Flag, RankProgress
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.evidence.frames import Stack
-from argosy.supervise.evidence.hang_samples import Tracker, Watch
+from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
 from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect
 from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
 from argosy.supervise.evidence.incident import (
@@ -29,12 +29,13 @@ from argosy.supervise.evidence.incident import (
     summarise,
     write_incident,
 )
-from argosy.supervise.evidence.proc_sample import error_file_text, log_tail, read_proc
+from argosy.supervise.evidence.log_excerpt import error_file_text, log_tail
+from argosy.supervise.evidence.proc_sample import read_proc
 from argosy.supervise.evidence.stacks import Taking, Target
 
 SAMPLE_S = 0.25
 FAST_S = 0.003
-EVIDENCE_S = 5.0
+STACKS_S = 5.0
 
 
 class Observed(Protocol):
@@ -42,11 +43,15 @@ class Observed(Protocol):
 
     number: int
     launch: Launch
-    host: str
     directory: Path
     logs: Path
     files: Path
     jobs: BackgroundJobs
+
+    @property
+    def host(self) -> str: ...
+
+    def host_of(self, index: int) -> str: ...
 
     @property
     def state(self) -> RunState: ...
@@ -68,7 +73,7 @@ class Evidence:
     def __init__(self, run: Observed) -> None:
         self._run = run
         self._tracker = Tracker()
-        self._watch = Watch(HangPolicy(hang_after_s=run.launch.hang_after_s))
+        self._watch = HangWatch(HangPolicy(hang_after_s=run.launch.hang_after_s))
         self._exits: list[Exit] = []
         self._taking: Taking | None = None
         self._suspect: Suspect | None = None
@@ -109,7 +114,7 @@ class Evidence:
         # crashes over one. A run tells itself where its ranks were.
         own = {index for index, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
         targets = [target for target in self._targets() if target.index not in own]
-        self._taking = Taking(targets, time.monotonic(), deadline_s=EVIDENCE_S)
+        self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S)
         self.poll(time.monotonic())
 
     def poll(self, now: float) -> None:
@@ -157,8 +162,8 @@ class Evidence:
     def _track(self, now: float) -> None:
         progress = self._run.progress()
         for index, slot in enumerate(self._run.state.slots):
-            if slot.pid:
-                self._tracker.update(index, progress.get(index), read_proc(slot.pid), now)
+            if slot.pid and (process := self._run.process_of(index)) is not None:  # Else it is on another host.
+                self._tracker.update(index, progress.get(index), read_proc(process.pid), now)
 
     def _sample(self, now: float) -> None:
         self._track(now)
@@ -168,7 +173,7 @@ class Evidence:
         suspect = self._watch.look(views, now)
         if suspect is not None:
             self._suspect = suspect
-            self._taking = Taking(self._targets(), now, deadline_s=EVIDENCE_S)
+            self._taking = Taking(self._targets(), now, deadline_s=STACKS_S)
         else:
             self._follow_hang(now)
 
@@ -233,7 +238,7 @@ class Evidence:
         run = self._run
         failure = first_failure([_with_logs(exit, run.logs) for exit in exits])
         if failure is not None:
-            return crash_incident(failure, stacks, host=run.host, launch=run.number)
+            return crash_incident(failure, stacks, host=run.host_of(failure.first.rank.index), launch=run.number)
         return Incident(  # A hang that is treated as a failure: nobody has exited.
             id=incident_id(time.time(), "stop", first),
             at=time.time(),

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from argosy.core import WaitStatus
-from argosy.observe import Phase, RankProgress
+from argosy.observe import Flag, Phase, RankProgress
 from argosy.supervise.evidence.hang_suspect import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.supervise.evidence.hang_verdict import Busy, Hang
 from argosy.supervise.evidence.proc_sample import ProcSample
@@ -46,9 +46,12 @@ class Tracker:
             moved = rhythm.moved(progress.steps, progress.collectives, now)
             # Leaving or entering a wait is movement too: the last collective has come to its end.
             moved = moved or progress.pulse != view.pulse or groups != view.groups
+            debugged = progress.has(Flag.BREAKPOINT)
+            moved = moved or debugged != view.debugged
             view = msgspec.structs.replace(
                 view,
                 changed_at=now if moved else view.changed_at,
+                debugged=debugged,
                 steps=progress.steps,
                 pulse=progress.pulse,
                 starting=progress.phase == Phase.START,
@@ -75,7 +78,7 @@ class Tracker:
         return [self._views[index] for index in sorted(self._views)]
 
 
-class Watch:
+class HangWatch:
     """Asks `decide_hang`, remembers what was answered: one report per silence, excuses for busy ranks."""
 
     def __init__(self, policy: HangPolicy) -> None:

@@ -1,11 +1,12 @@
 """Decide from the ranks' progress whether a run hangs, and who is to blame. Pure.
 
-It sees progress only and finds a suspicion; the caller then takes stacks (`stacks.py`) and asks `judge.py`.
+It sees progress only and finds a suspicion; the caller then takes stacks (`stacks.py`) and asks `hang_verdict.py`.
 
 H1  A rank that still moves, or is still starting, holds up nobody unjustly: no alarm.
 H2  Who has not arrived is who issued fewer collectives of the group than those who wait.
 H3  Blame follows the waits to their end: a rank that itself waits for another is not the culprit.
 H4  A rank that ended well without ever joining a group is suspected of being waited for by those that never began.
+H5  While a rank is at a breakpoint nobody hangs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False
     ending: bool = False
     """The script is over; what is left are threads, atexit functions and destructors."""
+    debugged: bool = False
+    """It is at a breakpoint."""
     steps: int = 0
     pulse: int = 0
     groups: tuple[GroupView, ...] = ()
@@ -110,6 +113,9 @@ class Suspect(msgspec.Struct, frozen=True):
 def decide_hang(views: Sequence[RankView], policy: HangPolicy, now: float) -> Healthy | Suspect:
     """Return who is silent for too long and whom they wait for, or why all is well."""
     by_index = {view.index: view for view in views}
+    debugged = [view.index for view in views if view.debugged and view.exited is None]
+    if debugged:  # H5
+        return Healthy(f"rank {debugged[0]} is at a breakpoint")
     stuck = [view for view in views if _is_stuck(view, views, policy, now)]
     if not stuck:
         return _left_early(views, policy, now)

@@ -14,7 +14,7 @@ import msgspec
 
 from argosy.core import RankId, WaitStatus, format_ranks
 from argosy.supervise.evidence.frames import Frame, Stack, group_stacks, stacks_text
-from argosy.supervise.evidence.proc_sample import exception_line, last_lines, last_traceback, without_prefix
+from argosy.supervise.evidence.log_excerpt import exception_line, last_lines, last_traceback, without_prefix
 from argosy.supervise.records.rundir import write_atomically
 
 TAIL_LINES = 20
@@ -62,7 +62,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """A hang that ended by itself: how long the ranks stood still."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class RankFailure(msgspec.Struct, frozen=True):
     """Who failed first, and who only because of that."""
 
     first: Exit
@@ -83,7 +83,7 @@ _FOLLOWING = (
 )
 
 
-def first_failure(exits: Sequence[Exit]) -> Failure | None:
+def first_failure(exits: Sequence[Exit]) -> RankFailure | None:
     """Say who failed first among exits in the reaper's order; None if nobody failed.
 
     A rank that lost its peer often dies before the one that it lost: Python needs longer to print a traceback
@@ -100,7 +100,7 @@ def first_failure(exits: Sequence[Exit]) -> Failure | None:
     rest = [exit for exit in exits if exit is not first and not exit.status.ok]
     following = tuple(exit for exit in rest if exit.asked or is_follower(exit))
     before = exits[: exits.index(first)] if is_follower(first) else ()
-    return Failure(
+    return RankFailure(
         first=first,
         cause=cause_of(first),
         exception=exception_of(first),
@@ -142,7 +142,7 @@ def cause_of(exit: Exit) -> str:
 
 
 def crash_incident(
-    failure: Failure, stacks: Mapping[int, Stack], *, host: str, launch: int, notes: Sequence[str] = ()
+    failure: RankFailure, stacks: Mapping[int, Stack], *, host: str, launch: int, notes: Sequence[str] = ()
 ) -> Incident:
     """Put together what a crash left: the first failed rank, and where the others were."""
     first, headline = failure.first, f"rank {failure.first.rank.index} failed: {failure.cause}"

@@ -7,6 +7,8 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import takewhile
+from signal import SIGKILL
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from argosy.control import (
     GaveUp,
     HangEnded,
     HangSeen,
+    HostLost,
     IncidentTaken,
     LaunchEnded,
     LaunchStarted,
@@ -164,7 +167,13 @@ def _decisive(run: RunView, facts: Sequence[AnyFact], incidents: Sequence[Incide
     if run.state == "running":  # what a restart has healed is history
         return since[-1] if since else None
     crashes = [incident for incident in since if incident.kind == "crash"]
-    return (crashes or since or sorted(incidents, key=lambda i: i.at)[-1:] or [None])[0]
+    healed = [] if _stop_of(facts) is not None else sorted(incidents, key=lambda i: i.at)[-1:]
+    return (crashes or since or healed or [None])[0]
+
+
+def _stop_of(facts: Sequence[AnyFact]) -> StopAsked | None:
+    """The first request to stop the launch."""
+    return next((fact for fact in facts if isinstance(fact, StopAsked)), None)
 
 
 def _failure(facts: Sequence[AnyFact]) -> RankExited | None:
@@ -179,7 +188,7 @@ def _verdict(run: RunView, facts: Sequence[AnyFact], incident: Incident | None) 
         return "done"
     if incident is not None and incident.kind != "stop":
         return incident.kind
-    if any(isinstance(fact, StopAsked) for fact in facts):
+    if _stop_of(facts) is not None:
         return "stopped"
     if run.state == "running" and _failure(facts) is None:
         return "healthy" if run.steps else "running"
@@ -203,7 +212,7 @@ def _summary(run: RunView, facts: Sequence[AnyFact], verdict: Verdict) -> str:
         return f"{state}: {ranks}, {at}, {lasted}{again}{between}"
     if run.state == "lost":
         return f"lost: {ranks}{again}; its end was not seen: Argosy's daemons were killed, or the machine restarted"
-    stop = next((fact for fact in facts if isinstance(fact, StopAsked)), None)
+    stop = _stop_of(facts)
     how = f"stopped by {stop.by}" if stop and verdict in ("stopped", "hang") else "ended"
     how = {"hang": f"hung, then {how}", "done": "finished", "crash": "failed", "failed": "failed"}.get(verdict, how)
     code = "" if run.code is None else f" (exit code {run.code})"
@@ -237,6 +246,8 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case RankPaused(resumed=resumed):
                 word = "continued" if resumed else "stopped by a signal"
                 events.append(Event(fact.at, f"rank {fact.rank.index} {word}"))
+            case HostLost():
+                events.append(Event(fact.at, fact.text))
             case HangSeen(summary=summary):
                 events.append(Event(fact.at, f"hang: {summary}"))
             case HangEnded(lasted_s=lasted_s):
@@ -245,7 +256,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
                 events.append(Event(fact.at, f"not restarted: {reason}"))
             case StopAsked(by=by):
                 told.add(f"stopped by {by}")
-                events.append(Event(fact.at, f"stop requested by {by}"))
+                events += [Event(fact.at, f"stop requested by {by}"), *_killed_after(fact, facts)]
             case DiskTrouble(what=what):
                 events.append(Event(fact.at, what))
             case LaunchEnded(code=code, reason=reason):
@@ -254,6 +265,15 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case _:
                 pass
     return events
+
+
+def _killed_after(stop: StopAsked, facts: Sequence[AnyFact]) -> list[Event]:
+    """The ranks that SIGKILL ended after a request to stop: it came from outside, or because the grace was over."""
+    until_next = takewhile(lambda fact: not isinstance(fact, StopAsked | LaunchStarted), facts[facts.index(stop) + 1 :])
+    exits = [fact for fact in until_next if isinstance(fact, RankExited)]
+    killed = {fact.rank.index: fact.at for fact in exits if fact.asked and fact.status.signal == SIGKILL}
+    which = f"rank{'s' * (len(killed) > 1)} {format_ranks(killed)} killed by SIGKILL"
+    return [Event(min(killed.values()), which)] if killed else []
 
 
 def _stopped(facts: Sequence[AnyFact]) -> set[int]:
@@ -317,7 +337,9 @@ def _commands(run: RunView, incident: Incident | None, rank: int | None, verdict
 def _stack_row(group: StackGroup) -> tuple[str, str]:
     who = f"rank{'s' * (len(group.ranks) > 1)} {format_ranks(group.ranks)}"
     where = place_in(group.frames)
-    if group.frames and not group.frames[0].is_users and where:
+    if not any(frame.is_users for frame in group.frames):
+        where = where and f"outside the script: {where}"
+    elif not group.frames[0].is_users:
         where += f" ({group.frames[0].function})"
     return who, "; ".join(filter(None, [where, group.note]))
 

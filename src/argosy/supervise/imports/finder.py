@@ -19,14 +19,14 @@ def is_site(root: str) -> bool:
     return not _SITE_NAMES.isdisjoint(root.split(os.sep))
 
 
-class Root(NamedTuple):
+class ImportRoot(NamedTuple):
     """A directory that modules are looked for in."""
 
     where: str
     kind: Kind
 
 
-class Found(NamedTuple):
+class FoundModule(NamedTuple):
     """Where a module lies: `file` is its source if it has one, `roots` where its submodules are."""
 
     name: str
@@ -40,9 +40,9 @@ class Finder:
 
     def __init__(self, own: str, path: Sequence[str]) -> None:
         self._listings: dict[str, frozenset[str]] = {}
-        self._found: dict[str, Found | None] = {}
+        self._found: dict[str, FoundModule | None] = {}
         roots = dict.fromkeys([own, *(os.path.abspath(entry) for entry in path)])
-        self._roots = [Root(root, self._kind(root, own)) for root in roots]
+        self._roots = [ImportRoot(root, self._kind(root, own)) for root in roots]
         self._editable: dict[str, str] | None = None
 
     @property
@@ -60,17 +60,17 @@ class Finder:
             self._listings[root] = frozenset([*names, *compiled])
         return self._listings[root]
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> FoundModule | None:
         """Return where a dotted name lies, or None."""
         if name not in self._found:
             self._found[name] = self._look(name)
         return self._found[name]
 
-    def _look(self, name: str) -> Found | None:
+    def _look(self, name: str) -> FoundModule | None:
         parent_name, _, leaf = name.rpartition(".")
         if not parent_name:
             if name in sys.builtin_module_names:
-                return Found(name, "stdlib")
+                return FoundModule(name, "stdlib")
             found = self._search(name, leaf, self._roots)
             if found is None or not found.file:
                 return self._look_editable(name) or found
@@ -78,27 +78,27 @@ class Finder:
         parent = self.find(parent_name)
         if parent is None:
             return None
-        return self._search(name, leaf, [Root(root, parent.kind) for root in parent.roots])
+        return self._search(name, leaf, [ImportRoot(root, parent.kind) for root in parent.roots])
 
-    def _search(self, name: str, leaf: str, roots: Sequence[Root]) -> Found | None:
-        portions: list[Root] = []
+    def _search(self, name: str, leaf: str, roots: Sequence[ImportRoot]) -> FoundModule | None:
+        portions: list[ImportRoot] = []
         for root, kind in roots:
             names = self.listing(root)
             inner = os.path.join(root, leaf)
             if leaf in names and "__init__.py" in self.listing(inner):
-                return Found(name, kind, os.path.join(inner, "__init__.py"), (inner,))
+                return FoundModule(name, kind, os.path.join(inner, "__init__.py"), (inner,))
             if f"{leaf}.py" in names:
-                return Found(name, kind, f"{inner}.py")
+                return FoundModule(name, kind, f"{inner}.py")
             if f"{leaf}.so" in names:
-                return Found(name, kind)
+                return FoundModule(name, kind)
             if leaf in names and os.path.isdir(inner):
-                portions.append(Root(inner, kind))
+                portions.append(ImportRoot(inner, kind))
         if not portions:
             return None
         owner = next((portion for portion in portions if portion.kind == "user"), portions[0])
-        return Found(name, owner.kind, None, tuple(portion.where for portion in portions))
+        return FoundModule(name, owner.kind, None, tuple(portion.where for portion in portions))
 
-    def _look_editable(self, name: str) -> Found | None:
+    def _look_editable(self, name: str) -> FoundModule | None:
         """Find a package that an editable install maps by an import hook instead of a path entry."""
         if self._editable is None:
             self._editable = {}
@@ -109,7 +109,7 @@ class Finder:
         where = self._editable.get(name)
         if where is None:
             return None
-        return self._search(name, os.path.basename(where), [Root(os.path.dirname(where), "user")])
+        return self._search(name, os.path.basename(where), [ImportRoot(os.path.dirname(where), "user")])
 
     def _kind(self, root: str, own: str) -> Kind:
         if root == own and os.path.basename(root) not in _SITE_NAMES:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from argosy.supervise.imports.finder import Finder, Found, is_site
-from argosy.supervise.imports.source import Source, Statement, read_source, top, variable
+from argosy.supervise.imports.finder import Finder, FoundModule, is_site
+from argosy.supervise.imports.source import PythonSource, Statement, read_source, top, variable
 
 # The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
 TORCH = ("torch", "torch.distributed", "torch.profiler")
@@ -39,6 +39,9 @@ _NATIVE = re.compile(
 )
 # Parts of torch that `import torch` imports.
 _WITH_TORCH = re.compile(r"torch\.((nn|optim|distributions|multiprocessing)\b|utils(\.data\b|$))")
+# These packages ask for their rank, so each rank imports them; this part of what they import needs no rank.
+_ASK_FOR_RANK = frozenset(("lightning", "pytorch_lightning", "torchmetrics"))
+_BROUGHT = ("transformers:AutoModel", "transformers:AutoTokenizer")
 _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
@@ -48,10 +51,10 @@ class Read(NamedTuple):
 
     mtime_ns: int
     size: int
-    source: Source | None
+    source: PythonSource | None
 
 
-def _parse(text: bytes) -> Source | None:
+def _parse(text: bytes) -> PythonSource | None:
     try:
         return read_source(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -111,7 +114,7 @@ class _Scan:
                 else:
                     self._meet(statement, package)
 
-    def _read(self, file: str) -> Source | None:
+    def _read(self, file: str) -> PythonSource | None:
         try:
             stat = os.stat(file)
             if stat.st_size > FILE_BYTES_MAX or self._bytes + stat.st_size > BYTES_MAX:
@@ -152,7 +155,7 @@ class _Scan:
             elif found.kind == "site" and name != "*" and module != "torch" and self._is_lazy(found):
                 self.entries.add(f"{module}:{name}")
 
-    def add(self, module: str) -> Found | None:
+    def add(self, module: str) -> FoundModule | None:
         """Take a module in with its parents: as an entry, or to be followed."""
         found = None
         parts = module.split(".")
@@ -167,11 +170,14 @@ class _Scan:
             self._has_begun = self._has_begun or found.kind != "stdlib"
             if found.kind != "user" or parts[0] == "torch":
                 self.entries.add(found.name)
+                brought = self.finder.find("transformers") if found.name in _ASK_FOR_RANK else None
+                if brought is not None and brought.kind == "site":
+                    self.entries.update(_BROUGHT)
             elif found.file:
                 self.follow(found.file, found.name if found.roots else found.name.rpartition(".")[0])
         return found
 
-    def _is_lazy(self, found: Found) -> bool:
+    def _is_lazy(self, found: FoundModule) -> bool:
         """Tell whether names of a module may be loaded only when asked for: others need no entry."""
         if found.file is None:
             return False

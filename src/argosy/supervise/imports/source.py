@@ -28,7 +28,7 @@ class Statement(NamedTuple):
     main_only: bool
 
 
-class Source(NamedTuple):
+class PythonSource(NamedTuple):
     """What one file imports when it is itself imported, and whether it names torch or a training in any place."""
 
     statements: tuple[Statement, ...]
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     trains: bool
 
 
-def read_source(text: bytes) -> Source:
+def read_source(text: bytes) -> PythonSource:
     """Return the imports of a file; SyntaxError or ValueError if it is no Python."""
     tree = ast.parse(text)
     statements = tuple(_statements(tree.body, main_only=False, certain=True))
@@ -45,7 +45,7 @@ def read_source(text: bytes) -> Source:
         statements = (*statements, Statement("argosy.train", ("Run",), 0, False))
     if _COMPILES.search(text):
         statements = (*statements, Statement(COMPILER, (), 0, False))
-    return Source(statements, names_torch, _TRAINS.search(text) is not None)
+    return PythonSource(statements, names_torch, _TRAINS.search(text) is not None)
 
 
 def _statements(body: Sequence[ast.stmt], main_only: bool, certain: bool) -> Iterator[Statement]:

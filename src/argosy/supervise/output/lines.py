@@ -30,7 +30,7 @@ _MARKS = (*_HEADER_HINTS, b"\r")
 _GROUP_END = re.compile(rb"\s*\+-+\s*$")
 
 
-class Piece(NamedTuple):
+class LinePiece(NamedTuple):
     """One line, or several joined by newlines; `alone` if it must not collapse with other ranks' lines."""
 
     text: bytes
@@ -58,7 +58,7 @@ def split_long(line: bytes) -> list[bytes]:
     return parts
 
 
-class Source:
+class LogSource:
     """One stream of one rank. Every byte fed comes out once, in order, but for what a `\\r` rewrote."""
 
     def __init__(self, *, rewrite_s: float) -> None:
@@ -79,9 +79,9 @@ class Source:
         """In a traceback, before its exception line."""
         self._fed_at = 0.0
 
-    def feed(self, data: bytes, now: float) -> list[Piece]:
+    def feed(self, data: bytes, now: float) -> list[LinePiece]:
         """Take bytes as read; return what can be shown."""
-        pieces: list[Piece] = []
+        pieces: list[LinePiece] = []
         self._fed_at = now
         if len(data) >= BULK:
             data = self._bulk(data, pieces)
@@ -90,16 +90,16 @@ class Source:
         if lines:
             lines[0] = self._finish(lines[0])
             if self._is_plain(data, lines):
-                pieces.extend([Piece(line, False) for line in lines])
+                pieces.extend([LinePiece(line, False) for line in lines])
             else:
                 self._lines(lines, now, pieces)
         if rest:
             self._extend(rest, now, pieces)
         return pieces
 
-    def due(self, now: float) -> list[Piece]:
+    def due(self, now: float) -> list[LinePiece]:
         """Return what has waited long enough."""
-        pieces: list[Piece] = []
+        pieces: list[LinePiece] = []
         if self._block and now >= self._block_due:
             self._end_block(pieces)
         if self._rewriting:
@@ -108,7 +108,7 @@ class Source:
                 state = self._open
             if self._may_show(state) and now >= self._shown_at + self._rewrite_s:
                 self._shown, self._shown_at, self._unseen = state, now, b""
-                pieces.append(Piece(state, False))
+                pieces.append(LinePiece(state, False))
         elif self._open and now >= self._fed_at + QUIET_S:
             line, self._open = self._open, b""
             self._line(line, now, pieces)
@@ -129,9 +129,9 @@ class Source:
             times.append(self._fed_at + QUIET_S)
         return min(times, default=None)
 
-    def close(self, now: float) -> list[Piece]:
+    def close(self, now: float) -> list[LinePiece]:
         """The stream ended: return all that is left, with or without a newline."""
-        pieces: list[Piece] = []
+        pieces: list[LinePiece] = []
         if self._open or self._rewriting:
             self._lines([self._finish(b"")], now, pieces)
         self._end_block(pieces)
@@ -155,7 +155,7 @@ class Source:
         self._rewriting = False
         return line
 
-    def _extend(self, rest: bytes, now: float, pieces: list[Piece]) -> None:
+    def _extend(self, rest: bytes, now: float, pieces: list[LinePiece]) -> None:
         """Keep the unfinished line, bounded: of a rewritten one the newest state, of a long one the end."""
         rest = self._open + rest
         if b"\r" in rest:
@@ -168,7 +168,7 @@ class Source:
         for part in long:
             self._line(part, now, pieces)
 
-    def _lines(self, lines: list[bytes], now: float, pieces: list[Piece]) -> None:
+    def _lines(self, lines: list[bytes], now: float, pieces: list[LinePiece]) -> None:
         for line in lines:
             if b"\r" in line:
                 line = final_state(line)
@@ -178,7 +178,7 @@ class Source:
             for part in split_long(line):
                 self._line(part, now, pieces)
 
-    def _line(self, line: bytes, now: float, pieces: list[Piece]) -> None:
+    def _line(self, line: bytes, now: float, pieces: list[LinePiece]) -> None:
         if self._block:
             if self._inside or now < self._block_due:
                 self._grow(line, now, pieces)
@@ -188,9 +188,9 @@ class Source:
         if _HEADER.match(plain):
             self._grow(line, now, pieces)
         else:
-            pieces.append(Piece(line, False))
+            pieces.append(LinePiece(line, False))
 
-    def _grow(self, line: bytes, now: float, pieces: list[Piece]) -> None:
+    def _grow(self, line: bytes, now: float, pieces: list[LinePiece]) -> None:
         """Add a line to the traceback, and see where in it we are."""
         plain = _DECORATION.sub(b"", line)
         if self._block_bytes + len(line) > BLOCK_MAX:
@@ -207,12 +207,12 @@ class Source:
         if self._inside:
             self._block_due = now + QUIET_S
 
-    def _end_block(self, pieces: list[Piece]) -> None:
+    def _end_block(self, pieces: list[LinePiece]) -> None:
         if self._block:
-            pieces.append(Piece(b"\n".join(self._block), True))
+            pieces.append(LinePiece(b"\n".join(self._block), True))
         self._block, self._block_bytes, self._inside = [], 0, False
 
-    def _bulk(self, data: bytes, pieces: list[Piece]) -> bytes:
+    def _bulk(self, data: bytes, pieces: list[LinePiece]) -> bytes:
         """Pass the finished lines of a flood as one piece; return what needs a closer look.
 
         That is a traceback which may still grow at its end; and all of it if a line is rewritten or too long.
@@ -234,5 +234,5 @@ class Source:
         if text:
             self._end_block(pieces)
             self._open = b""
-            pieces.append(Piece(text[:-1], True))
+            pieces.append(LinePiece(text[:-1], True))
         return data[cut:]

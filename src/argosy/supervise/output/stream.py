@@ -14,7 +14,7 @@ from heapq import merge
 from typing import Literal, NamedTuple
 
 from argosy.core import format_ranks
-from argosy.supervise.output.lines import Piece, Source
+from argosy.supervise.output.lines import LinePiece, LogSource
 
 Stream = Literal["stdout", "stderr"]
 
@@ -150,7 +150,7 @@ class Merger:
         self._prefix = prefix
         self._alive = set(range(size))
         self._lanes: dict[Stream, _Lane] = {"stdout": _Lane("stdout", size), "stderr": _Lane("stderr", size)}
-        self._sources: dict[tuple[int, Stream], Source] = {}
+        self._sources: dict[tuple[int, Stream], LogSource] = {}
         self._waiting: dict[tuple[int, Stream], float] = {}
         self._ready: list[Out] = []
         self._prefixes: dict[tuple[frozenset[int], bool], bytes] = {}
@@ -168,7 +168,7 @@ class Merger:
         key = rank, stream
         source = self._sources.get(key)
         if source is None:
-            source = self._sources[key] = Source(rewrite_s=self._rewrite_s)
+            source = self._sources[key] = LogSource(rewrite_s=self._rewrite_s)
         self._place(key, source.feed(data, now), now)
 
     def feed_all(self, chunks: Sequence[tuple[int, Stream, bytes]], now: float) -> None:
@@ -218,7 +218,7 @@ class Merger:
         end = b"\x1b[0m\n" if b"\x1b[" in out.text else b"\n"
         return prefix + out.text.replace(b"\n", end + prefix) + end
 
-    def _place(self, key: tuple[int, Stream], pieces: list[Piece], now: float) -> None:
+    def _place(self, key: tuple[int, Stream], pieces: list[LinePiece], now: float) -> None:
         rank, stream = key
         lane, alive_count = self._lanes[stream], len(self._alive)
         for text, alone in pieces:

@@ -3,6 +3,7 @@
 B1  What the user's code can see (stdio, argv, path, environment, signals, seeds) is as `python -u script` shows it.
 B2  No frame of Argosy's stands in a traceback, except at its end where Argosy itself broke.
 B3  Never Py_Finalize: it would touch every page that is shared with the zygote.
+B4  A rank whose zygote died before it could be found by its cgroup or page ends: another may have its place.
 """
 
 import atexit
@@ -29,6 +30,7 @@ from argosy.observe import Flag, Page, Phase, Ring, install_when_imported, recor
 from argosy.supervise.cgroup import TITLE
 from argosy.supervise.evidence.stacks import arm
 from argosy.supervise.messages import RankSpec
+from argosy.supervise.rank.breakpoints import take_breakpoints
 from argosy.supervise.rank.hard_exit import exit_after
 from argosy.supervise.rank.prepare_child import settle
 from argosy.supervise.rank.reset_process import become_fresh, shadow, take_environment
@@ -49,20 +51,28 @@ class Inherited(NamedTuple):
     blas: Sequence[Callable[[int], object]]
     fresh: Collection[str]
     """Modules that every interpreter has loaded when it starts."""
+    zygote: int
+    """Its pid."""
+    born: int = -1
+    """A descriptor to close when this rank can be found by its cgroup or page: then the agent is told of it."""
 
 
 def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds: Sequence[int]) -> int:
     """Be the rank until it ends; returns the exit code, or dies by the signal that ended the script."""
-    variables = {**settle(inherited.runtime, run, spec, fds), **inherited.changed}
+    variables = {**settle(inherited.runtime, run, spec, fds, keep=max(2, inherited.born)), **inherited.changed}
     take_environment(variables)
     os.umask(launch.umask)
     page = _open_page(spec.page)
+    setproctitle.setproctitle(f"{TITLE}{spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
+    if os.getppid() != inherited.zygote:  # B4
+        os.kill(os.getpid(), signal.SIGKILL)
+    if inherited.born >= 0:
+        os.close(inherited.born)
     with contextlib.suppress(OSError):
         arm(spec.stacks)
         if page is not None:
             page.set_flag(Flag.STACKS)
     become_fresh(launch.cwd, variables, inherited.blas)
-    setproctitle.setproctitle(f"{TITLE}{spec.rank.index} of {launch.name}: {' '.join([launch.target, *launch.args])}")
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -70,8 +80,9 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         return 1
     if page is not None:
         install_when_imported(page)
+        take_breakpoints(f"{spec.stacks.removesuffix('.stacks')}.debug", f"rank {spec.rank.index}", page)
         page.set_phase(Phase.USER)
-    body = _prepare(launch, spec.rank.index, inherited.fresh)
+    body = _prepare(launch, spec.rank.index % launch.ranks_per_host, inherited.fresh)
     newest = next(reversed(sys.modules))
     code = _guarded(body)
     if page is not None:

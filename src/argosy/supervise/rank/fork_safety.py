@@ -12,7 +12,7 @@ _THREAD_END_S = 0.1
 
 
 @dataclass(frozen=True)
-class State:
+class ProcessState:
     """What a fork passes on, or loses, of a process."""
 
     threads: Mapping[int, str]
@@ -26,14 +26,14 @@ class State:
     environ: Mapping[str, str]
 
 
-def look(threads_before: Collection[int] | None = None) -> State:
+def look(threads_before: Collection[int] | None = None) -> ProcessState:
     threads = _threads()
     give_up_at = time.monotonic() + _THREAD_END_S
     while threads_before is not None and len(threads) > len(threads_before) and time.monotonic() < give_up_at:
         time.sleep(0.005)  # A thread that was joined is gone from /proc a little later.
         threads = _threads()
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return State(
+    return ProcessState(
         threads=threads,
         descriptors=_descriptors(),
         signals=_signals(),
@@ -46,7 +46,7 @@ def look(threads_before: Collection[int] | None = None) -> State:
     )
 
 
-def compare(before: State, after: State) -> list[str]:
+def compare(before: ProcessState, after: ProcessState) -> list[str]:
     """Return the reasons why what happened between two looks forbids forking ranks."""
     threads = sorted(after.threads.keys() - before.threads.keys())
     reasons = [f"starts a thread ({after.threads[tid]})" for tid in threads]

@@ -30,18 +30,20 @@ ORPHANED_S = 60.0
 _decoder: "msgspec.msgpack.Decoder[Fork]" = msgspec.msgpack.Decoder(Fork)
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SpareWish(msgspec.Struct, frozen=True):
     """How many spares a run wants, and since when it has had no rank (None: it has some)."""
 
     count: int
     bare_since: float | None = None
 
 
-def decide_spares(wishes: Mapping[str, Wish], have: Mapping[str, int], asked_at: float, now: float) -> dict[str, int]:
+def decide_spares(
+    wishes: Mapping[str, SpareWish], have: Mapping[str, int], asked_at: float, now: float
+) -> dict[str, int]:
     """Per run how many spares to fork (above zero) or to let go; nothing where all is as it should be."""
     changes: dict[str, int] = {}
     for run in {*wishes, *have}:
-        wish = wishes.get(run, Wish(0))
+        wish = wishes.get(run, SpareWish(0))
         over = wish.bare_since is not None and now - wish.bare_since >= ORPHANED_S
         missing = (0 if over else wish.count) - have.get(run, 0)
         if missing < 0 or (missing > 0 and now - asked_at >= QUIET_S):
@@ -82,7 +84,7 @@ class Spares:
 
     def __init__(self, live: Callable[[socket.socket, str], None]) -> None:
         self._live = live
-        self._wishes: dict[str, Wish] = {}
+        self._wishes: dict[str, SpareWish] = {}
         self._spares: dict[str, list[Spare]] = {}
         self._asked_at = 0.0
 
@@ -100,7 +102,7 @@ class Spares:
         """Ranks of a run are being started, which wants so many spares."""
         self._asked_at = time.monotonic()
         if count:
-            self._wishes[run] = Wish(count)
+            self._wishes[run] = SpareWish(count)
 
     def release(self, run: str) -> None:
         """A run wants none any more."""
@@ -118,7 +120,7 @@ class Spares:
     def mind(self, alive: Collection[str], now: float) -> None:
         """Have as many as are wanted; `alive` are the runs that have ranks."""
         for run, wish in self._wishes.items():
-            self._wishes[run] = Wish(wish.count, None if run in alive else wish.bare_since or now)
+            self._wishes[run] = SpareWish(wish.count, None if run in alive else wish.bare_since or now)
         self._spares = {run: [each for each in spares if each.is_alive] for run, spares in self._spares.items()}
         have = {run: len(spares) for run, spares in self._spares.items()}
         for run, missing in decide_spares(self._wishes, have, self._asked_at, now).items():

@@ -6,6 +6,7 @@ to loopback; torch would listen on every interface, and look each peer's name up
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import setproctitle
@@ -26,9 +27,11 @@ def serve_store(runtime: Path, message: ForkStore, listener: int) -> int:
     setproctitle.setproctitle(f"argosy: store of {message.run}, generation {message.generation}")
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    store = TCPStore(
-        "127.0.0.1", message.port, is_master=True, wait_for_workers=False, master_listen_fd=3, use_libuv=True
-    )
+    place = partial(TCPStore, message.address, message.port, is_master=True, wait_for_workers=False, master_listen_fd=3)
+    try:
+        store = place(use_libuv=True)
+    except NotImplementedError:  # Older torch takes a listening socket only in its older server.
+        store = place(use_libuv=False)
     while True:  # It serves from a thread of its own; a signal ends this process.
         signal.pause()
         store.num_keys()  # Keeps the server referenced.

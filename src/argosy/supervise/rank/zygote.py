@@ -58,6 +58,8 @@ from argosy.supervise.rank.threads import blas_setters
 
 START_S = 2.0
 """Without an agent for this long, the zygote starts a warden."""
+BORN_S = 1.0
+"""How long ranks that were forked are waited for before the agent is told of them."""
 TOLD_AT_ONCE = 16
 """Ranks whose start is told in one message to the agent: it works on them while the next are forked."""
 RECONNECT_S = 60.0
@@ -74,7 +76,9 @@ class Zygote:
         self.shared_key = ""
         self.environ = dict(os.environ)
         self.retired = False
-        self.inherited = Inherited(runtime, {}, [], fresh)
+        self.births: tuple[int, int] | None = None
+        """A pipe that the ranks forked last hold until they can be found."""
+        self.inherited = Inherited(runtime, {}, [], fresh, os.getpid())
         self.link: Link[ToZygote] | None = None
         self.process = process_id(os.getpid())
         self.sealed: dict[str, int] = {}
@@ -159,8 +163,8 @@ class Zygote:
                 for position, spec in enumerate(message.ranks):
                     self.fork_rank(link, message, spec, fds if position == 0 else fds[:1])
                     if position % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
-                        link.flush()
-                link.flush()
+                        self.tell_of_born(link)
+                self.tell_of_born(link)
             case Release(run):
                 self.spares.release(run)
             case ForkBeside():
@@ -176,7 +180,7 @@ class Zygote:
         result: Preloaded = preload(message.entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
-        self.inherited = Inherited(self.runtime, changed, blas_setters(), self.inherited.fresh)
+        self.inherited = self.inherited._replace(changed=changed, blas=blas_setters())
         leave_finalizers()
         gc.collect()
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
@@ -201,15 +205,28 @@ class Zygote:
             link.queue(Forked(known))
             return
         try:
+            self.births = self.births or os.pipe()
             pid = self.spares.use(msgspec.structs.replace(message, ranks=[spec]), fds) or os.fork()
         except OSError as error:
             link.queue(ForkFailed(message.run, spec.rank, f"fork failed: {error.strerror}"))
             return
         if pid == 0:
-            self.become(lambda: run_rank(self.inherited, message.run, message.launch, spec, fds))  # Z2
+            inherited = self.inherited._replace(born=self.births[1])
+            self.become(lambda: run_rank(inherited, message.run, message.launch, spec, fds))  # Z2
         child = Child(message.run, spec.rank, process_id(pid))
         self.reaper.children[pid] = child
         link.queue(Forked(child))
+
+    def tell_of_born(self, link: Link[ToZygote]) -> None:
+        """Tell the agent of the forked ranks when each can be found: one that it knows survives this process (B4)."""
+        if self.births is not None:
+            (read, write), self.births = self.births, None
+            os.close(write)
+            poller = select.poll()
+            poller.register(read, select.POLLIN)
+            poller.poll(BORN_S * 1000)  # Until the last of them has closed its end.
+            os.close(read)
+        link.flush()
 
     def live_as_spare(self, theirs: socket.socket, run: str) -> int:
         """In a child: wait for a rank, and be it."""

@@ -1,4 +1,4 @@
-"""The record of exits of a host: appended by whoever reaps, before anybody is told."""
+"""The record of exits of a host: the process that reaps appends to it before it tells anybody."""
 
 import contextlib
 import os

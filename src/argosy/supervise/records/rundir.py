@@ -1,6 +1,6 @@
 """A run's directory: `run.json`, the journal of facts, logs, incidents; and the index that finds runs by name.
 
-One writer, the root. The directory may be on NFS: no mmap, no lock, no socket in it.
+One writer, the agent. The directory may be on NFS: no mmap, no lock, no socket in it.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class RunDir:
 
     @property
     def trouble(self) -> str:
-        """Why the journal or run.json could not be written; "" if they are. The run goes on."""
+        """Why the journal or run.json could not be written; "" if they are. The run continues."""
         return self._journal.trouble or self._record_trouble
 
     def claim(self, owner: Owner, is_live: "Sequence[str]") -> None:
@@ -281,7 +281,10 @@ def find_run(text: str) -> Path:
     if not matches:
         raise ConfigError(f"no such run: {text}", hint="`argosy ps --all` lists them")
     if len(matches) > 1:
-        raise ConfigError(f"{len(matches)} runs begin with {text!r}: {', '.join(name for name, _ in matches)}")
+        names = ", ".join(name for name, _ in matches)
+        raise ConfigError(
+            f"{len(matches)} runs begin with {text!r}: {names}", hint="give more of the name; `last` is the newest run"
+        )
     return matches[0][1]
 
 

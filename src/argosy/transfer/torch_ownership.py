@@ -8,7 +8,7 @@ O4  A trained parameter of several ranks about which nothing is known is refused
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, cast
 
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from argosy.core import ConfigError
+from argosy.transfer.torch_inner import is_zero
 
 
 class Declared:
-    """What the user said with `run.track(own=..., replicated=...)`: modules, parameters, or patterns of names."""
+    """What the user said with `own=` and `replicated=`: modules, parameters, or patterns of names."""
 
-    def __init__(self) -> None:
+    def __init__(self, to: str) -> None:
+        self._to = to
+        """Whom it was said to, for errors."""
         self._said: dict[str, list[Any]] = {"own": [], "replicated": []}
 
     def add(self, how: str, what: Any) -> None:
@@ -34,7 +37,7 @@ class Declared:
         for each in listed:
             if not isinstance(each, str | nn.Module | Tensor):
                 raise ConfigError(
-                    f"run.track({how}=...) takes modules, parameters or names: {each!r:.80}",
+                    f"{self._to}({how}=...) takes modules, parameters or names: {each!r:.80}",
                     hint=f'for instance {how}=[model.experts] or {how}=["experts.*"]',
                 )
         self._said[how] += listed
@@ -48,22 +51,23 @@ class Declared:
         found: dict[int, bool] = {}
         for how, listed in self._said.items():
             for each in listed:
-                for parameter in _matching(how, each, modules):
+                for parameter in self._matching(how, each, modules):
                     if found.setdefault(id(parameter), how == "replicated") != (how == "replicated"):
-                        raise ConfigError(f"run.track was told both own and replicated of one parameter: {each!r:.80}")
+                        raise ConfigError(f"{self._to} was told both own and replicated of one parameter: {each!r:.80}")
         return found
 
-
-def _matching(how: str, what: Any, modules: Mapping[str, nn.Module]) -> Collection[Tensor]:
-    if isinstance(what, nn.Module):
-        return list(what.parameters())
-    if isinstance(what, Tensor):
-        return [what]
-    named = [(name, parameter) for module in modules.values() for name, parameter in module.named_parameters()]
-    found = [p for name, p in named if fnmatchcase(name, what) or fnmatchcase(name, f"{what}.*")]
-    if not found:
-        raise ConfigError(f"run.track({how}=...) names no parameter: {what!r}", hint="see model.named_parameters()")
-    return found
+    def _matching(self, how: str, what: Any, modules: Mapping[str, nn.Module]) -> Collection[Tensor]:
+        if isinstance(what, nn.Module):
+            return list(what.parameters())
+        if isinstance(what, Tensor):
+            return [what]
+        named = [(name, parameter) for module in modules.values() for name, parameter in module.named_parameters()]
+        found = [p for name, p in named if fnmatchcase(name, what) or fnmatchcase(name, f"{what}.*")]
+        if not found:
+            raise ConfigError(
+                f"{self._to}({how}=...) names no parameter: {what!r}", hint="see model.named_parameters()"
+            )
+        return found
 
 
 class Ownership(NamedTuple):
@@ -76,7 +80,7 @@ class Ownership(NamedTuple):
     declared: set[int]
     """Those that the user called their own, by identity."""
 
-    def refuse(self, shared: Collection[str]) -> None:
+    def refuse(self, shared: Collection[str], to: str = "run.track(..., ") -> None:
         """Refuse to guess about parameters whose names all ranks have (O2, O4).
 
         Raises:
@@ -84,8 +88,8 @@ class Ownership(NamedTuple):
         """
         if name := next((name for name in self.unknown if name in shared), ""):
             raise ConfigError(
-                f"nothing says whether all ranks have the same {name}, or each its own",
-                hint="wrap the model with DDP, fully_shard or replicate; or say it: run.track(..., replicated=[model]) "
+                f"nothing says whether all ranks have the same {name.replace('/p/', '.', 1)}, or each its own",
+                hint=f"wrap the model with DDP, fully_shard or replicate; or say it: {to}replicated=[model]) "
                 "if its gradients are averaged over all ranks, own=[...] if each rank trains its own",
             )
 
@@ -96,9 +100,13 @@ class Ownership(NamedTuple):
 
 
 def find_owned(
-    modules: Mapping[str, nn.Module], trained: Collection[int], declared: Mapping[int, bool], size: int
+    modules: Mapping[str, nn.Module], optimizers: Iterable[Any], said_of: "Declared | None", size: int
 ) -> Ownership:
-    """Find out what each rank has for itself; `trained` are the parameters of optimizers, by identity."""
+    """Find out what each rank has for itself, of what these optimizers train. A ZeroRedundancyOptimizer keeps its
+    parameters alike."""
+    groups = [group for each in optimizers if not is_zero(each) for group in each.param_groups]
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    declared = said_of.find(modules) if said_of is not None else dict[int, bool]()
     wrapped = dict(_wrapped(modules.values(), size))
     known: dict[int, bool] = {}
     unknown: dict[str, Tensor] = {}

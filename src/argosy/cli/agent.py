@@ -1,0 +1,27 @@
+"""`argosy agent`: make this machine a host of a run that another machine heads."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from argosy.core import ConfigError
+
+
+@click.command(short_help="Make this machine a host of a run that another one heads.")
+@click.option("--join", is_flag=True, help="Join the run whose credentials come on standard input, as one line.")
+@click.option("--runtime", type=click.Path(file_okay=False), help="Directory for sockets. Default: one in /tmp.")
+def command(join: bool, runtime: str | None) -> None:
+    """Serve a run as one of its hosts, until its head or SIGTERM ends that.
+
+    `argosy run --on ENGINE` starts this on each host, and passes the credentials to its standard input.
+    """
+    from argosy.supervise import decode_membership, serve_as_host
+
+    if not join:
+        raise ConfigError("`argosy agent` needs --join", hint="commands start the agent of this machine by themselves")
+    membership = decode_membership(sys.stdin.buffer.readline())
+    credentials = membership.credentials
+    place = Path(runtime) if runtime else Path(f"/tmp/argosy-{os.getuid()}", f"{credentials.run}.{credentials.name}")
+    sys.exit(serve_as_host(membership, place))

@@ -1,0 +1,55 @@
+"""The private names of torch that this room uses. A torch that lacks one fails here, at import."""
+
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+
+from typing import Any, cast
+
+import torch
+from torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass import (
+    remat_using_tags_for_fwd_loss_bwd_graph as recompute_tagged,
+)
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks as number_backward_nodes
+from torch._guards import TracingContext as TracingContext
+from torch._guards import tracing as tracing
+from torch._inductor.fx_passes.bucketing import bucket_all_gather as bucket_all_gather
+from torch._inductor.fx_passes.bucketing import bucket_reduce_scatter as bucket_reduce_scatter
+from torch._inductor.pattern_matcher import stable_topological_sort as stable_topological_sort
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnknownOperator
+from torch.distributed._functional_collectives import AsyncCollectiveTensor as AsyncCollectiveTensor
+from torch.distributed._local_tensor import LocalTensor as LocalTensor
+from torch.distributed._local_tensor import LocalTensorMode as LocalTensorMode
+from torch.fx import traceback as traceback
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp as FakeTensorProp
+from torch.nn.modules.module import register_module_forward_hook as register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_pre_hook as register_module_forward_pre_hook
+from torch.nn.utils.stateless import _reparametrize_module as swap_in_buffers
+from torch.optim._stateless import swap_in_optimizer_params_and_state as swap_in_optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+from torch.utils.flop_counter import flop_registry as flop_registry
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "UnknownOperator",
+    "c10d",
+    "non_strict_tracing",
+    "number_backward_nodes",
+    "recompute_tagged",
+    "swap_in_buffers",
+    "swap_in_optimizer",
+]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""Raised when the course of a program depends on the values of its tensors."""
+
+c10d: Any = cast(Any, torch.ops)._c10d_functional
+"""Collectives as operations without side effects."""
+
+non_strict_tracing = cast(Any, torch.compiler)._non_strict_tracing_context

@@ -1,0 +1,60 @@
+"""The engines that give hosts, behind one interface.
+
+An engine names its hosts, says how a command is executed on one of them, and knows what to undo in the end. The
+command is a child of this machine that ends when the host's does: its exit is the engine's word.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from argosy.core import ConfigError
+
+HOSTS_MAX = 1024
+
+
+class HostEngine(Protocol):
+    """Where hosts come from."""
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts, in the order in which they are used."""
+        ...
+
+    def open(self) -> str:
+        """Make the hosts reachable; returns the address under which they reach this machine.
+
+        Raises:
+            ConfigError: they cannot be had.
+        """
+        ...
+
+    def command(self, name: str, words: Sequence[str]) -> list[str]:
+        """What executes `words` on a host, with its standard input and output."""
+        ...
+
+    def options(self, runtime: Path, name: str) -> list[str]:
+        """What `argosy agent` has to be told there; `runtime` is the head's runtime directory."""
+        ...
+
+    def close(self) -> None:
+        """Undo what `open` did. Everything on the hosts has ended."""
+        ...
+
+
+def find_engine(text: str, run: str) -> HostEngine:
+    """The engine that `--on` names, for one run: `local:K` or `ssh:HOST,HOST`.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    from argosy.hosts.local import LocalEngine
+    from argosy.hosts.ssh import SshEngine
+
+    kind, _, rest = text.partition(":")
+    if kind == "local" and re.fullmatch(r"[1-9]\d{0,3}", rest) and int(rest) <= HOSTS_MAX:
+        return LocalEngine(int(rest), run)
+    if kind == "ssh" and rest:
+        return SshEngine([name.strip() for name in rest.split(",")])
+    raise ConfigError(f"--on must look like local:3 or ssh:node1,node2: {text!r}")

@@ -1,0 +1,50 @@
+"""Hosts that the system's OpenSSH reaches: keys, users and jump hosts are those of the user's configuration."""
+
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.core import ConfigError
+
+ALIVE_S = 5
+OPTIONS = ("-o", "BatchMode=yes", "-o", f"ServerAliveInterval={ALIVE_S}", "-o", "ServerAliveCountMax=3", "-T")
+
+
+class SshEngine:
+    """A list of hosts."""
+
+    def __init__(self, names: list[str]) -> None:
+        if any(not name or name.startswith("-") or "/" in name for name in names) or len(set(names)) < len(names):
+            raise ConfigError(f"ssh needs a list of different hosts: {','.join(names)!r}")
+        self.names = names
+
+    def open(self) -> str:
+        if shutil.which("ssh") is None:
+            raise ConfigError("there is no ssh on this machine")
+        return _route_to(self.names[0])
+
+    def command(self, name: str, words: Sequence[str]) -> list[str]:
+        return ["ssh", *OPTIONS, name, "exec " + shlex.join(words)]
+
+    def options(self, runtime: Path, name: str) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def _route_to(name: str) -> str:
+    """The address of this machine from which a host is reached; its real name is known to ssh alone."""
+    asked = subprocess.run(["ssh", "-G", name], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    words = [line.split(" ", 1) for line in asked.stdout.splitlines()]
+    target = next((value for key, *rest in words if key == "hostname" for value in rest), name)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(target, 22, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # Sends nothing: the kernel chooses the route.
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"the host cannot be found: {name}: {error.strerror}") from None

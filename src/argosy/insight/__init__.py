@@ -1,0 +1,20 @@
+"""Where every second of a run went: its records, the ledger, verdicts, reports, comparisons.
+
+Pure functions over what `observe` recorded; nothing here is part of a training. Names are imported when first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
+
+if TYPE_CHECKING:
+    from argosy.insight.compare import Comparison as Comparison
+    from argosy.insight.compare import compare_runs as compare_runs
+    from argosy.insight.opened import OpenedRun as OpenedRun
+    from argosy.insight.opened import open_run as open_run
+    from argosy.insight.speed_text import speed_lines as speed_lines
+    from argosy.insight.trace_report import report_trace as report_trace
+    from argosy.insight.trace_report import trace_lines as trace_lines
+    from argosy.insight.verdicts import Verdict as Verdict
+
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,1 @@
+"""One op: its reference, the op, its cost, its cases."""

@@ -1,0 +1,24 @@
+"""What-if: one recipe in depth on virtual time, with stragglers, other links and chips that do not exist yet."""
+
+from typing import TYPE_CHECKING
+
+from argosy._lazy import lazy
+
+if TYPE_CHECKING:
+    from argosy.sim.goodput import Fleet as Fleet
+    from argosy.sim.goodput import Goodput as Goodput
+    from argosy.sim.goodput import GoodputRange as GoodputRange
+    from argosy.sim.goodput import choose_every as choose_every
+    from argosy.sim.goodput import choose_spares as choose_spares
+    from argosy.sim.goodput import sample_goodput as sample_goodput
+    from argosy.sim.goodput import sim_goodput as sim_goodput
+    from argosy.sim.pipeline_step import PipelineWorld as PipelineWorld
+    from argosy.sim.pipeline_step import sim_pipeline as sim_pipeline
+    from argosy.sim.step import StepWorld as StepWorld
+    from argosy.sim.step import memory_counters as memory_counters
+    from argosy.sim.step import perfetto as perfetto
+    from argosy.sim.step import rank_tasks as rank_tasks
+    from argosy.sim.step import sim_step as sim_step
+    from argosy.sim.step import slow_ranks as slow_ranks
+
+__getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,90 @@
+"""Make this machine a host of somebody else's run: start its daemons, and wait until they have ended."""
+
+import contextlib
+import select
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
+from argosy.fabric import connect, make_runtime, shared_memory_path
+from argosy.supervise.cgroup import remove_parent
+from argosy.supervise.client.agent_client import ask, connect_agent
+from argosy.supervise.daemons import start_warden
+from argosy.supervise.messages import Shutdown, to_client
+from argosy.supervise.records.membership import Membership, write_membership
+from argosy.supervise.records.owner import is_inhabited
+
+START_S = 60.0
+END_S = 15.0
+TURN_S = 0.2
+GONE_S = 3.0
+"""Daemons that were killed are replaced by each other within this time."""
+
+
+def serve_as_host(membership: Membership, runtime: Path) -> int:
+    """Serve the run until its head dismisses this host, or until SIGTERM; returns an exit code.
+
+    Raises:
+        ConfigError: the runtime directory is in use.
+        DeadlinePassed: the daemons do not come up, or do not end.
+    """
+    if is_inhabited(runtime):
+        raise ConfigError(f"the runtime directory is in use: {runtime}")
+    make_runtime(runtime)
+    write_membership(runtime, membership)
+    wanted: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: wanted.append(number))
+    start_warden(runtime)
+    _wait_for_agent(runtime)
+    gone_since: float | None = None
+    while not wanted:
+        if is_inhabited(runtime):
+            gone_since = None
+        elif gone_since is None:
+            gone_since = time.monotonic()
+        elif not runtime.exists() or time.monotonic() - gone_since > GONE_S:
+            return 0
+        select.select([], [], [], TURN_S)
+    _shut_down(runtime)
+    return 0
+
+
+def clear_host(runtime: Path) -> None:
+    """Remove what daemons left that were killed together with all else on their host; living ones are not touched."""
+    if runtime.exists() and not is_inhabited(runtime):
+        remove_parent(runtime)
+        for path in (shared_memory_path(runtime), runtime):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _wait_for_agent(runtime: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        with contextlib.suppress(PeerLost):
+            connect_agent(runtime).close()
+            return
+        if time.monotonic() > deadline:
+            raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=f"see {runtime}/*.out")
+        time.sleep(0.01)
+
+
+def _shut_down(runtime: Path) -> None:
+    """Let the daemons end everything on this host, and wait for that."""
+    deadline = time.monotonic() + END_S
+    while is_inhabited(runtime):
+        if time.monotonic() > deadline:
+            raise DeadlinePassed("the end of Argosy's daemons", END_S)
+        with contextlib.suppress(ArgosyError):
+            warden = connect(runtime / "warden.sock", to_client, "the warden")
+            agent = connect_agent(runtime)
+            try:
+                ask(agent, Shutdown("the engine that gave this host"), timeout_s=5.0)
+                with contextlib.suppress(PeerLost):
+                    warden.wait(END_S)  # It says nothing, and closes the link when it ends.
+            finally:
+                agent.close()
+                warden.close()
+        time.sleep(0.02)

@@ -1,0 +1,99 @@
+"""What agents of different hosts say to each other: the head of a run (`ToHead`) and its hosts (`ToMember`).
+
+Orders and reports are letters of `control/node.py`. All else may be lost with a connection.
+"""
+
+import msgspec
+
+from argosy.control import Order, Report
+from argosy.fabric import Arrive, BoardAdd, BoardAnswer, BoardGet, BoardSet, NotMember, Released
+from argosy.supervise.messages import Message
+
+BEAT_S = 0.5
+FromRank = Arrive | BoardSet | BoardAdd | BoardGet
+ForRank = BoardAnswer | NotMember | Released
+
+
+class Beat(Message, frozen=True):
+    """I am there, and have taken your letters up to this number."""
+
+    taken: int
+
+
+# --- a host to the head
+
+
+class HostHello(Message, frozen=True):
+    """A host has connected, for the first time or again; answered by `HeadHello`."""
+
+    taken: int
+
+
+class ReportPosted(Message, frozen=True):
+    """A numbered letter."""
+
+    number: int
+    run: str
+    report: Report
+
+
+class RankAsked(Message, frozen=True):
+    """A rank of this host wants something of the run's board or barrier; answered by `RankAnswered`."""
+
+    client: int
+    message: FromRank
+
+
+class RankLeft(Message, frozen=True):
+    """A rank that asked waits for nothing any more."""
+
+    client: int
+
+
+class HostSays(Message, frozen=True):
+    """A line for the user of the run."""
+
+    text: str
+
+
+ToHead = Beat | HostHello | ReportPosted | RankAsked | RankLeft | HostSays
+
+# --- the head to a host
+
+
+class HeadHello(Message, frozen=True):
+    """The host is in the run; the head has taken its letters up to a number. `environment` is the run's, sealed."""
+
+    taken: int
+    environment: bytes
+
+
+class OrderPosted(Message, frozen=True):
+    """A numbered letter."""
+
+    number: int
+    run: str
+    order: Order
+
+
+class RankAnswered(Message, frozen=True):
+    """What a rank asked for."""
+
+    client: int
+    answer: ForRank
+
+
+class PassSignal(Message, frozen=True):
+    """Send a signal to every rank of the run on this host."""
+
+    signal: int
+
+
+class Dismissed(Message, frozen=True):
+    """The run does not need the host any more: end everything on it."""
+
+
+ToMember = Beat | HeadHello | OrderPosted | RankAnswered | PassSignal | Dismissed
+
+to_head: msgspec.msgpack.Decoder[ToHead] = msgspec.msgpack.Decoder(ToHead)
+to_member: msgspec.msgpack.Decoder[ToMember] = msgspec.msgpack.Decoder(ToMember)

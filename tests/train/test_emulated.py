@@ -1,0 +1,65 @@
+"""On the emulated accelerator killed ranks are replaced as on the CPU; the bits are those of its undisturbed run."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from console import PATIENCE_S, Console, terminal, until
+from emulation import build
+from voyages import LONG, SCRIPT, Landed, check, haunt, sail
+
+KINDS = [("plain", 2), ("sharded", 2)]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """A terminal whose runs train on the emulated accelerator, whose copies take 10 ms."""
+    build()
+    with terminal(tmp_path_factory.mktemp("emulated")) as console:
+        console.env["TEST_DEVICE"] = "emul"
+        yield console
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("kind", "ranks"), KINDS)
+def test_kills_in_every_part_of_a_step(emulated: Console, kind: str, ranks: int):
+    check(emulated, kind, ranks, "1.0:forward:1", "0.0:before vote:3", "1.1:heal", "1.2:after vote:6")
+
+
+@pytest.mark.system
+def test_a_rank_whose_device_reports_an_error_is_replaced(emulated: Console):
+    hard = sail(emulated, "plain", 2, "1.0:forward:3>device")
+    assert "rank 1: device emul:0 failed: emul error: a copy failed" in hard.text
+    assert hard.digests == sail(emulated, "plain", 2).digests
+
+
+@pytest.mark.system
+def test_a_device_that_always_fails_ends_the_run(emulated: Console):
+    directory = emulated.cwd / "sick"
+    directory.mkdir()
+    deaths = [f"1.{generation}:forward:3>device" for generation in range(4)]
+    ended = emulated.argosy("run", "-n", "2", SCRIPT, str(directory), "plain", "9", *deaths)
+    assert ended.code == 1, ended.text
+    assert "the device of rank 1 failed 3 times: it is not used again" in ended.text
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ARGOSY_SOAK_FROM", "0")), 10))
+def test_random_deaths(emulated: Console, seed: int, tmp_path: Path):
+    """At least 20 in each, so more than 200 in all."""
+    kind, ranks = KINDS[seed % len(KINDS)]
+    calm = sail(emulated, kind, ranks, steps=LONG)
+    directory, out = emulated.cwd / f"haunted-{seed}", tmp_path / "out"
+    directory.mkdir()
+    command = emulated.start("run", "-n", str(ranks), SCRIPT, str(directory), kind, str(LONG), out=out)
+    until(lambda: len(list(directory.glob("built.*"))) == ranks, "all ranks")
+    kills, zeroth = haunt(directory, lambda: command.poll() is not None, random.Random(seed))
+    assert command.wait(PATIENCE_S) == 0, out.read_text()[-8000:]
+    hard = Landed(directory, out.read_text())
+    print(f"{kind} on {ranks} emulated devices: {kills} killed, {zeroth} of them rank 0")
+    assert kills
+    assert hard.digests == calm.digests
+    assert [step for step, _ in hard.rows] == list(range(1, LONG + 1))
