@@ -104,6 +104,20 @@ def test_a_write_before_the_copy_is_complete_is_found(tmp_path: Path):
             assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
+def test_a_write_that_torch_counts_after_the_copy_is_found(tmp_path: Path):
+    """An operation that began during the copy may last longer than it; torch counts its writes at its end."""
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.randn(4, 1024)).sum().backward()
+    optimizer.step()
+    last, other = optimizer.state[model[-1].weight]["momentum_buffer"], torch.zeros(1 << 22)
+    with Saver(tmp_path, keep=[KeepEvery(1)], say=lambda _: None) as saver:
+        handle = saver.save({"model": model, "optimizer": optimizer}, 0)
+        torch._foreach_add_([last] + [other] * 50, 1.0)
+        with pytest.raises(TornSnapshot):
+            handle.wait(60)
+
+
 GROUPS, ROUNDS = 4, 3
 
 

@@ -7,9 +7,11 @@ S2  When all is copied a part of the source is summed again: if the sums differ,
 """
 
 import random
+import sys
+import threading
 import time
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ SAMPLE_BYTES = 64 << 20
 COPY_S = 600.0
 LOOK_S = 0.001
 """How often a writer looks how far the copy is."""
+WRITE_S = 1.0
+"""How long a single write of the thread that saves may take and still be found."""
 
 
 class TornSnapshot(ArgosyError):
@@ -85,7 +89,8 @@ class Snapshot:
         self._places = arranged.places[self._later]
         self._all_on_device = bool(moved) and not self._late_on_host
         self._progress = Progress()
-        self._done = Event()
+        self._done, self._asked = Event(), Event()
+        self._saving_thread = get_ident()
         self._fenced = False
         self._written_to: list[str] = []
         """Shares on a device that were written to before the fence, by name."""
@@ -114,6 +119,7 @@ class Snapshot:
         Raises:
             DeadlinePassed: it is not, after ten minutes.
         """
+        self._note_ask()
         if self._copies is not None:
             if not self._fenced:
                 self._fenced = True
@@ -126,6 +132,7 @@ class Snapshot:
 
     def until(self, end: int) -> None:
         """Return when the first `end` bytes of the arena are copied; raises what went wrong, if it did."""
+        self._note_ask()
         needed = int(np.searchsorted(self._places, end))
         deadline = time.monotonic() + COPY_S
         while self._progress.copies < needed and not self._done.wait(LOOK_S):
@@ -133,6 +140,27 @@ class Snapshot:
                 raise DeadlinePassed("the state copied, so that it can be written", COPY_S)
         if self.error is not None:
             raise self.error
+
+    def _await_write(self) -> None:
+        """Wait for the write that the saving thread may be in the middle of: torch counts it only when it is over.
+
+        The thread is in none when it waits for the copy or another event, or is at another place of its program.
+        """
+        place, deadline = self._place(), time.monotonic() + WRITE_S
+        while place is not None and self._place() == place and time.monotonic() < deadline:
+            if self._asked.wait(LOOK_S):
+                return
+
+    def _place(self) -> tuple[int, int] | None:
+        """Where the saving thread is in its program; None if it has ended or waits for a lock or an event."""
+        frame = sys._current_frames().get(self._saving_thread)
+        if frame is None or frame.f_code.co_filename == threading.__file__:
+            return None
+        return id(frame), frame.f_lasti
+
+    def _note_ask(self) -> None:
+        if get_ident() == self._saving_thread:
+            self._asked.set()
 
     def _fence_names(self, places: list[int]) -> list[str]:
         """The shares at these places among those on a device that only the fence protects, by name."""
@@ -146,6 +174,8 @@ class Snapshot:
         """S2: look whether torch has counted a write, and sum a part of the source again, now that all was copied."""
         if self._written_to:
             raise torn(self._written_to[0])
+        if self._late_on_host:
+            self._await_write()
         for i, version in zip(self._late_on_host, self._versions, strict=True):
             if version_of(self._sources[i]) != version:
                 raise torn(self.arranged.shares[i].name)
