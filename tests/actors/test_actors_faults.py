@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -373,8 +374,15 @@ def test_threads_share_a_link(worker):
 def test_an_interrupt_is_heard_at_once_and_stops_the_callee(worker):
     worker.square(1).get()
 
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        """As soon as the test waits for the reply."""
+        until(lambda: "get" in [each.name for each in traceback.extract_stack(sys._current_frames()[main])], "a wait")
+        os.kill(os.getpid(), signal.SIGINT)
+
     def sleep() -> None:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         worker.sleep(10_000).get()
 
     with pytest.raises(KeyboardInterrupt):

@@ -25,10 +25,10 @@ def run(work: str) -> None:
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
     with Saver(f"{work}/run") as saver:
-        saver.save(model, 1).wait(60)
+        saver.save(model, 1).wait(300)
         for parameter in model.parameters():
             parameter.data += 1
-        saver.save(model, 2).wait(60)
+        saver.save(model, 2).wait(300)
 
     # Rank 1 alone sees a directory without the newest step: both take the older one.
     mine = Path(f"{work}/copy{rank}")
@@ -85,12 +85,12 @@ def save_what_differs(work: str, rank: int) -> None:
         norm.running_mean.fill_(rank + 1)
         norm.running_var.fill_(rank + 1)
     with Saver(f"{work}/norms") as saver:
-        saver.save(norms, 1).wait(60)
+        saver.save(norms, 1).wait(300)
     restore(f"{work}/norms", into=norms, timeout_s=60)
     assert all(float(norm.running_mean[0]) == float(norm.running_var[0]) == 1.0 for norm in norms)
 
     # A plain tensor that only one rank has would be written by nobody: the save fails, and says so.
     stages = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
     with Saver(f"{work}/stages", say=lambda _: None) as saver:
-        text = raised(lambda: saver.save(stages, 1).wait(60), Exception)
+        text = raised(lambda: saver.save(stages, 1).wait(300), Exception)
         assert "rank 1 has other plain tensors than rank 0" in text, text

@@ -76,7 +76,7 @@ def test_what_no_optimizer_steps_may_change_right_after_save(tmp_path: Path):
             state = {"model": model, "optimizer": optimizer, "average": average}
             handle = saver.save(state, step)
             average.update_parameters(model)
-            handle.wait(60)
+            handle.wait(300)
             found = copy.deepcopy(average)
             other = copy.deepcopy(model)
             restore(tmp_path, into={"model": other, "average": found}, step=step, partial=True, fresh=True)
@@ -97,7 +97,7 @@ def test_a_write_before_the_copy_is_complete_is_found(tmp_path: Path):
                 for parameter in model.parameters():
                     parameter.mul_(0.999)
             try:
-                handle.wait(60)
+                handle.wait(300)
             except TornSnapshot:
                 continue
             tensors = restore(tmp_path, step=step).tensors
@@ -115,7 +115,7 @@ def test_a_write_that_torch_counts_after_the_copy_is_found(tmp_path: Path):
         handle = saver.save({"model": model, "optimizer": optimizer}, 0)
         torch._foreach_add_([last] + [other] * 50, 1.0)
         with pytest.raises(TornSnapshot):
-            handle.wait(60)
+            handle.wait(300)
 
 
 GROUPS, ROUNDS = 4, 3
@@ -124,13 +124,13 @@ GROUPS, ROUNDS = 4, 3
 def heir(path: str, session: int, together: "mp.synchronize.Barrier", answers: "mp.Queue[tuple[str, bool]]") -> None:
     for number in range(ROUNDS):
         store = open_store(f"{path}/{number}", new=True)
-        together.wait(60)
+        together.wait(300)
         try:
             take(store, f"s{session}")
             answers.put((store.name, True))
         except DirectoryInUse:
             answers.put((store.name, False))
-        together.wait(60)
+        together.wait(300)
 
 
 @pytest.mark.parametrize("is_orphan", [True, False])

@@ -45,7 +45,7 @@ def scripts(run: Run, text: str, size: int = 1) -> list[str]:
 
 def save_one(directory: Path, step: int, **options: object) -> None:
     with Saver(directory, **options) as saver:
-        saver.save({"a": np.full(10, step)}, step).wait(30)
+        saver.save({"a": np.full(10, step)}, step).wait(300)
 
 
 def test_l2_what_a_keeper_holds_of_a_directory_is_not_restored_from_another_one_at_its_place(run: Run, tmp_path: Path):
@@ -83,7 +83,7 @@ def test_l2_a_new_saver_of_a_removed_directory_begins_with_nothing(run: Run):
         with Saver(run.directory, keeping=run.keeping()) as saver:
             with pytest.raises(StepNotFound):
                 restore(run.directory)
-            saver.save({"a": np.full(10, step)}, step).wait(30)
+            saver.save({"a": np.full(10, step)}, step).wait(300)
             assert restore(run.directory).source == "the keeper of this host"
             assert holdings(run) == [step]
         remove(run.directory)
@@ -94,13 +94,13 @@ def test_l2_a_new_saver_of_a_removed_directory_begins_with_nothing(run: Run):
 def test_l2_a_directory_that_is_replaced_under_a_training_costs_no_later_save(run: Run, tmp_path: Path):
     save_one(tmp_path / "other", 50)
     with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping()) as saver:
-        saver.save({"a": np.full(10, 1)}, 1).wait(30)
+        saver.save({"a": np.full(10, 1)}, 1).wait(300)
         for step in (60, 61, 62, 63):
             if step % 2 == 0:
                 remove(run.directory)
             if step == 60:
                 shutil.copytree(tmp_path / "other", run.directory)
-            saver.save({"a": np.full(10, step)}, step).wait(60)
+            saver.save({"a": np.full(10, step)}, step).wait(300)
             assert restore(run.directory).tensors["a"].tolist() == [step] * 10
     assert [each.step for each in list_steps(run.directory)] == [63, 62]
 
@@ -127,18 +127,18 @@ def test_idle_readers_of_all_that_a_keeper_holds_do_not_hold_a_training_up(run: 
     said: list[str] = []
     with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping(), say=said.append) as saver:
         for step in (1, 2):
-            saver.save({"a": np.full(10_000, step)}, step).wait(30)
+            saver.save({"a": np.full(10_000, step)}, step).wait(300)
         readers = read_all(run)
-        saver.save({"a": np.full(10_000, 3)}, 3).wait(30)
+        saver.save({"a": np.full(10_000, 3)}, 3).wait(300)
         readers += read_all(run)
         for step in (4, 5, 6, 7):
-            saver.save({"a": np.full(10_000, step)}, step).wait(30)
+            saver.save({"a": np.full(10_000, step)}, step).wait(300)
         assert said == []
         assert holdings(run) == [7, 6]
         assert restore(run.directory).tensors["a"].tolist() == [7] * 10_000
         for reader in readers:
             reader.close()
-        saver.save({"a": np.full(10_000, 8)}, 8).wait(30)
+        saver.save({"a": np.full(10_000, 8)}, 8).wait(300)
         assert holdings(run)[0] == 8
 
 
@@ -195,13 +195,13 @@ def test_a_keeper_that_dies_leaves_no_memory_in_the_rank(run: Run):
     with Saver(run.directory, keep=[KeepLast(2)], keeping=run.keeping(), say=lambda _: None) as saver:
         state = {"a": np.arange(100_000)}
         for step in (1, 2, 3):
-            saver.save(state, step).wait(30)
+            saver.save(state, step).wait(300)
         assert 1 <= memfds() <= 9
         (keeper,) = run.keepers()
         keeper.kill()
-        keeper.wait(30)
+        keeper.wait(300)
         wait_for(lambda: memfds() == 0, "its memory gone")
-        saver.save(state, 4).wait(30)
+        saver.save(state, 4).wait(300)
     assert memfds() == 0
     assert restore(run.directory).step == 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from console import Console, Ended, said, terminal
+from console import PATIENCE_S, Console, Ended, said, terminal
 from daemons import pause, script
 
 from argosy.cli.tell import Teller
@@ -83,14 +83,19 @@ def test_the_same_ctrl_c_arriving_twice_is_one(host: Console, tmp_path: Path):
         "def save(*_):\n    time.sleep(1.5)\n    open('saved', 'w').close()\n    sys.exit(3)\n"
         "signal.signal(2, save)\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)\n",
     )
-    out = tmp_path / "out"
-    client = host.start("run", name, out=out)
-    said(out, "ready")
-    client.send_signal(signal.SIGINT)
-    pause(0.02)
-    client.send_signal(signal.SIGINT)
-    assert client.wait(60) == 130
-    assert (host.cwd / "saved").exists()
+
+    def is_one() -> bool:
+        out = tmp_path / "out"
+        client = host.start("run", name, out=out)
+        said(out, "ready")
+        client.send_signal(signal.SIGINT)
+        pause(0.02)
+        client.send_signal(signal.SIGINT)
+        assert client.wait(PATIENCE_S) == 130
+        return (host.cwd / "saved").exists()
+
+    # Where the command waits for a core between the two, they do arrive half a second apart.
+    assert any(is_one() for _ in range(5))
 
 
 ORDER = "import sys\nfor n in range(500):\n    print('out', n)\n    print('err', n, file=sys.stderr)\n"

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import daemon, ranks, run_of
 
 
@@ -40,7 +40,7 @@ def test_a_rank_is_replaced_while_the_stacks_of_another_run_are_being_taken(host
         replace_a_rank(host)
         assert asking.poll() is None
         os.kill(spy, signal.SIGKILL)
-        assert asking.wait(60) == 0
+        assert asking.wait(PATIENCE_S) == 0
         for pid in mute:
             os.kill(pid, signal.SIGCONT)
 
