@@ -244,6 +244,14 @@ def test_without_a_selection_it_lists_and_tells_how(world: Path):
     assert json.loads(argosy(world, "clean", "--json"))[0]["name"] == "one"
 
 
+def test_runs_of_one_name_are_told_by_their_directories(world: Path):
+    make_run(world / "w/runs/one")
+    make_run(world / "w/other/one")
+    said = argosy(world, "clean")
+    assert "/w/runs/one " in said
+    assert "/w/other/one " in said
+
+
 def test_a_dry_run_prints_the_same_table_and_touches_nothing(world: Path):
     make_run(world / "w/runs/one")
     make_run(world / "w/runs/two")

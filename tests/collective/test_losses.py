@@ -35,9 +35,9 @@ try:
     if round == "monitored":
         world.monitored_barrier(datetime.timedelta(seconds=3))
     elif round == "recv":
-        dist.recv(torch.ones(3), 1, tag=7) if rank == 0 else dist.barrier()  # line 14
+        dist.recv(torch.ones(3), 1, tag=7) if rank == 0 else dist.barrier()  # line 13
     else:
-        dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(3))  # line 16
+        dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(3))  # line 15
 except DeadlinePassed as error:
     print(error)
 told.set(f"gave up {rank}", "")
@@ -227,18 +227,18 @@ def test_a_group_without_shared_memory_goes_on_with_a_replacement():
 def test_a_deadline_names_who_has_not_arrived():
     for text in crew(DEADLINE, 3):
         assert text == (
-            "timed out after 5 s: all_reduce #2 of float32 at script.py:16: "
+            "timed out after 5 s: all_reduce #2 of float32 at script.py:15: "
             "waited for rank 1 (last in barrier #1 at script.py:6)\n"
         )
 
 
 def test_a_deadline_of_one_barrier_is_its_own():
     for text in crew(DEADLINE, 3, rounds=["monitored"]):
-        assert text.startswith("timed out after 3 s: barrier #2 at script.py:12: waited for rank 1 (last in barrier #1")
+        assert text.startswith("timed out after 3 s: barrier #2 at script.py:11: waited for rank 1 (last in barrier #1")
 
 
 def test_a_deadline_of_a_message_names_the_peer_and_what_it_did_last():
-    told = "recv from rank 1 (last in barrier #1 at script.py:6) of 12 bytes with tag 7 at script.py:14"
+    told = "recv from rank 1 (last in barrier #1 at script.py:6) of 12 bytes with tag 7 at script.py:13"
     assert crew(DEADLINE, 2, rounds=["recv"]) == [f"timed out after 5 s: {told}\n"] * 2
 
 
