@@ -55,7 +55,7 @@ else:
 
 def test_a_program_that_ends_without_close_loses_no_save(tmp_path: Path):
     command = [sys.executable, "-c", ENDING, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout == "0 0 1\n", ended.stderr
     for how in ("held", "dropped", "raises"):
         place = tmp_path / how / "checkpoints"

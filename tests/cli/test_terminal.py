@@ -35,7 +35,7 @@ def to_full_disk(console: Console, *words: str) -> Ended:
             stderr=subprocess.PIPE,
             cwd=console.cwd,
             env=console.env,
-            timeout=90,
+            timeout=300,
         )
     return Ended(ended.returncode, b"", ended.stderr)
 

@@ -282,7 +282,6 @@ def test_whoever_is_killed_each_item_comes_once_and_none_is_lost(tmp_path: Path)
     takers = [start(tmp_path, "take", rank, 2, until) for rank in range(2)]
     put: list[list[int]] = []
     seen: list[list[list[int]]] = [[], []]
-    deadline = time.monotonic() + 60
     for kill in range(10):
         time.sleep(dice.uniform(0.05, 0.3))
         if kill % 2:
@@ -294,7 +293,7 @@ def test_whoever_is_killed_each_item_comes_once_and_none_is_lost(tmp_path: Path)
             seen[victim] += killed(takers[victim])
             takers[victim] = start(tmp_path, "take", victim, 2, until)
     for rank, taker in enumerate(takers):
-        out, _ = taker.communicate(timeout=max(1.0, deadline - time.monotonic()))
+        out, _ = taker.communicate(timeout=300)
         seen[rank] += [[int(word) for word in line.split()] for line in out.splitlines()]
     for maker in makers:
         put += killed(maker)

@@ -111,4 +111,4 @@ def test_t2_a_template_that_is_loading_ends_with_its_loader() -> None:
         assert process.stdout
         template = psutil.Process(int(process.stdout.readline().split()[1]))
         process.kill()
-    assert psutil.wait_procs([template], timeout=60)[1] == []
+    assert psutil.wait_procs([template], timeout=300)[1] == []

@@ -76,7 +76,7 @@ def test_killed_on_four_ranks_gone_on_with_two_and_given_to_transformers(python:
     shutil.copytree(run, copy)
     shutil.rmtree(run)
     export = [python, "-m", "argosy", "ckpt", "export", str(copy), "hf", str(out)]
-    subprocess.run(export, env=environment(), check=True, timeout=100)
+    subprocess.run(export, env=environment(), check=True, timeout=300)
     notebook = [python, "-c", NOTEBOOK, str(copy), str(out)]
-    ended = subprocess.run(notebook, env=environment(), check=True, timeout=200, capture_output=True, text=True)
+    ended = subprocess.run(notebook, env=environment(), check=True, timeout=300, capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1] == "equal 3 False"

@@ -146,7 +146,7 @@ def test_a_stopped_process_that_was_replaced_is_refused_when_it_continues(host: 
         os.kill(ranks(host, "fenced", count=2)[1].pid, signal.SIGKILL)
         ranks(host, "fenced", generation=1, count=1)
         old.send_signal(signal.SIGCONT)
-        refusals, _ = old.communicate("\n", timeout=120)
+        refusals, _ = old.communicate("\n", timeout=300)
     assert refusals.splitlines() == ["refused: rank 1 of generation 0 is not in view 2 of the run"] * 5
     (host.cwd / "go").touch()
     assert client.wait(PATIENCE_S) == 0, out.read_text()

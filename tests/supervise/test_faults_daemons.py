@@ -95,7 +95,7 @@ def test_an_agent_killed_while_ranks_start_starts_each_once(
     logs = tmp_path / "runs" / "starts" / "logs" / "1"
     for rank in range(4):
         said(logs / f"{rank}.0.out", f"rank {rank} ready")
-    assert len([pid for pid in os.listdir("/proc") if pid.isdecimal() and is_rank(pid, host)]) == 4
+    until(lambda: sum(pid.isdecimal() and is_rank(pid, host) for pid in os.listdir("/proc")) == 4, "four ranks")
     go(host)
     assert client.wait(PATIENCE_S) == 5
     for rank in range(4):

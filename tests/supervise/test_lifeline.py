@@ -65,5 +65,5 @@ def test_a_rank_ends_with_the_last_holder_and_at_once_if_that_has_ended_already(
     os.close(line._fd)  # pyright: ignore[reportPrivateUsage]
     assert rank.wait(PATIENCE_S) == -signal.SIGKILL
     rank.stdout.close()
-    late = subprocess.run(words, stdout=subprocess.PIPE, timeout=60)
+    late = subprocess.run(words, stdout=subprocess.PIPE, timeout=300)
     assert (late.returncode, late.stdout) == (-signal.SIGKILL, b"")
