@@ -37,7 +37,8 @@ def test_a_restart_of_the_only_rank_is_reported_also_in_a_pipe(console: Console)
     assert "restarting rank 0" in done.text
     assert "bad ended with exit code 3; see `argosy why bad`" in done.text
     plain = console.argosy("run", "bad.py")
-    assert (plain.code, plain.text) == (3, ""), "without a restart it is as silent as python"
+    said = [line for line in plain.text.splitlines() if "importing packages" not in line]  # On a busy machine.
+    assert (plain.code, said) == (3, []), "without a restart it is as silent as python"
 
 
 def test_an_agent_that_does_not_answer_is_reported_before_the_deadline(capsys: pytest.CaptureFixture[str]):
