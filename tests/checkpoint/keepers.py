@@ -73,7 +73,7 @@ def a_run(directory: Path) -> Iterator[Run]:
                 yield run
             finally:
                 run.state("ended")
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 300
                 for keeper in run.keepers():
                     with suppress(psutil.NoSuchProcess):
                         keeper.resume()  # A test that failed may have left it stopped.
@@ -86,7 +86,7 @@ def a_run(directory: Path) -> Iterator[Run]:
 
 
 def wait_for(ready: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
