@@ -119,7 +119,7 @@ def flip(run: Run, offset: int, *, draft: bool = False) -> None:
     (path,) = known_keepers(str(run.directory))
     link = connect(path, keeper_decoder, "the keeper")
     link.send(Take(name))
-    message, fds = link.wait(10)
+    message, fds = link.wait(300.0)
     assert isinstance(message, Kept)
     with mmap.mmap(fds[draft], os.fstat(fds[draft]).st_size) as memory:
         memory[offset] ^= 16

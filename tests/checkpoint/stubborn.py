@@ -35,7 +35,7 @@ def run(work: str) -> None:
     os.system(f"cp -r {work}/run {mine}")
     if rank == 1:
         os.system(f"rm -r {mine}/checkpoints/step-000000000002-*")
-    assert restore(mine, into=model, timeout_s=60).step == 1
+    assert restore(mine, into=model, timeout_s=300).step == 1
 
     # Rank 1 alone finds a step damaged: both pass it over, and both fail if it was asked for.
     other = Path(f"{work}/flipped{rank}")
@@ -45,22 +45,22 @@ def run(work: str) -> None:
             data = bytearray(segment.read_bytes())
             data[4096] ^= 1
             segment.write_bytes(data)
-    found = restore(other, into=model, timeout_s=60)
+    found = restore(other, into=model, timeout_s=300)
     assert found.step == 1
     assert "digest mismatch" in str(found)
-    assert "digest mismatch" in raised(lambda: restore(other, into=model, step=2, timeout_s=60), CorruptShard)
+    assert "digest mismatch" in raised(lambda: restore(other, into=model, step=2, timeout_s=300), CorruptShard)
 
     # Rank 1 alone has another model, or something that is no state, or no files at all.
     odd = torch.nn.Linear(8, 9) if rank else model
-    text = raised(lambda: restore(f"{work}/run", into=odd, timeout_s=60), ConfigError)
+    text = raised(lambda: restore(f"{work}/run", into=odd, timeout_s=300), ConfigError)
     assert "has shape [8, 8], here it is [9, 8]" in text or "has shape [8], here it is [9]" in text
-    text = raised(lambda: restore(f"{work}/run", into=3 if rank else model, timeout_s=60), ConfigError)
+    text = raised(lambda: restore(f"{work}/run", into=3 if rank else model, timeout_s=300), ConfigError)
     assert "a state is a module" in text
-    raised(lambda: restore(f"{work}/nothing" if rank else f"{work}/run", into=model, timeout_s=60), StepNotFound)
+    raised(lambda: restore(f"{work}/nothing" if rank else f"{work}/run", into=model, timeout_s=300), StepNotFound)
 
     # Each asks for another step: both are told at once, whether it is there or not.
     for steps in ((1, 2), (1, 3)):
-        text = raised(lambda: restore(f"{work}/run", into=model, step=steps[rank], timeout_s=60), ConfigError)  # noqa: B023
+        text = raised(lambda: restore(f"{work}/run", into=model, step=steps[rank], timeout_s=300), ConfigError)  # noqa: B023
         assert text == f"ranks ask for different steps: 1 on rank 0, {steps[1]} on rank 1"
 
     # A rank that does not come is named at the deadline.
@@ -86,7 +86,7 @@ def save_what_differs(work: str, rank: int) -> None:
         norm.running_var.fill_(rank + 1)
     with Saver(f"{work}/norms") as saver:
         saver.save(norms, 1).wait(300)
-    restore(f"{work}/norms", into=norms, timeout_s=60)
+    restore(f"{work}/norms", into=norms, timeout_s=300)
     assert all(float(norm.running_mean[0]) == float(norm.running_var[0]) == 1.0 for norm in norms)
 
     # A plain tensor that only one rank has would be written by nobody: the save fails, and says so.

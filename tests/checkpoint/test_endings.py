@@ -158,7 +158,7 @@ def test_of_many_that_come_at_once_one_owns_the_directory(
         number for number, is_owner in (answers.get(timeout=100) for _ in range(3 * len(places))) if is_owner
     )
     for each in heirs:
-        each.join(30)
+        each.join(300)
     assert owners == dict.fromkeys(map(str, places), 1)
     assert [path.name for path in places[0].iterdir()] == ["owner.json"]
 

@@ -139,7 +139,7 @@ def test_a_keeper_does_not_outlive_its_directory(run: Run):
         keepers = run.keepers()
         assert len(keepers) == 1
         remove(run.directory)
-        psutil.wait_procs(keepers, 30)
+        psutil.wait_procs(keepers, 300)
         assert run.keepers() == []
         # The training lives: its next save makes the directory, the keeper and the hold on it anew.
         saver.save({"a": np.arange(10) + 1}, 2).wait(300)

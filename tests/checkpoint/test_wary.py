@@ -233,7 +233,7 @@ def test_threads_may_save_different_states(tmp_path: Path):
         for each in threads:
             each.start()
         for each in threads:
-            each.join(60)
+            each.join(300)
     assert not failures
     assert restore(tmp_path, step=304).tensors["q3"][0] == 3
 

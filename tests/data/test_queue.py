@@ -169,7 +169,7 @@ def test_a_full_queue_makes_put_wait_until_items_are_taken(tmp_path: Path):
     time.sleep(0.1)
     assert (putting.is_alive(), len(queue)) == (True, 2)
     assert taken([queue]) == [[[0, 1]]]
-    putting.join(30)
+    putting.join(300)
     assert (putting.is_alive(), len(queue)) == (False, 1)
 
 
