@@ -79,7 +79,7 @@ def small_memory() -> Iterator[Path]:
             with suppress(OSError):  # So that nothing is saved by swapping.
                 (group / "memory.swap.max").write_text("0")
             yield group
-            until(lambda group=group: removed(group), "an empty cgroup", 10.0)
+            until(lambda group=group: removed(group), "an empty cgroup", 200.0)
             return
         group.rmdir()
     pytest.skip("no cgroup with a limit of memory can be made here")

@@ -65,7 +65,7 @@ def run(site: Path, *entries: str, **environ: str) -> dict[str, Any]:
         [sys.executable, "-c", PROGRAM, str(site), ",".join(entries)],
         env={**os.environ, "PYTHONPATH": source, **PRELOAD_ENV, **environ},
         capture_output=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr.decode()
     return msgspec.json.decode(done.stdout)

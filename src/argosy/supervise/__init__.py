@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from argosy.supervise.client.member_host import clear_host as clear_host
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of
+    from argosy.supervise.daemons import is_runtime_file as is_runtime_file
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
     from argosy.supervise.environment import seal_environment as seal_environment

@@ -411,6 +411,7 @@ class Run:
             since, what = self._lost_at
             self._lost_at = None
             if self.rank == self.healing.speaker:
+                what += self.healing.replaced  # A loss names the first rank that was missing.
                 self.tell(f"{what}; resumed step {self.step:,} after {time.monotonic() - since:.1f} s")
         return True
 

@@ -26,7 +26,7 @@ import setproctitle
 from argosy.core import ArgosyError, RankId
 from argosy.fabric import Link, accept, listen, made_directories, peer_credentials, shared_memory_dir
 from argosy.supervise.cgroup import remove_parent
-from argosy.supervise.daemons import daemon_argv
+from argosy.supervise.daemons import daemon_argv, is_runtime_file
 from argosy.supervise.environment import open_environment
 from argosy.supervise.lifeline import Lifeline
 from argosy.supervise.messages import (
@@ -50,20 +50,6 @@ from argosy.supervise.rank.reaper import Reaper
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
-OWN_FILES = (
-    *(
-        "*.sock",
-        "warden.out",
-        "agent.out",
-        "zygote-*.out",
-        "agent.log",
-        "member.json",
-        "exits",
-        "lifeline",
-        "warden.lock",
-    ),
-    *("keeper-*.sock.*", "made"),
-)
 
 
 class Warden:
@@ -244,8 +230,9 @@ class Warden:
         remove_parent(self.runtime)
         shutil.rmtree(shared_memory_dir(self.runtime), ignore_errors=True)
         shutil.rmtree(self.runtime / "runs", ignore_errors=True)
-        for pattern in OWN_FILES:  # By name: the directory may be one that the user chose and uses.
-            for path in self.runtime.glob(pattern):
+        for path in list(self.runtime.glob("*")):
+            # By name: the directory may be one that the user chose and uses.
+            if is_runtime_file(path.name) and path.name != "runs":
                 path.unlink(missing_ok=True)
         for directory in made:
             with contextlib.suppress(OSError):

@@ -113,6 +113,10 @@ class HangWatch:
             case Hang():
                 self._reported = True
 
+    def take_over(self, views: Sequence[RankView]) -> None:
+        """An earlier agent has reported that these ranks hang."""
+        self._answered, self._reported = {view.index: view.changed_at for view in views}, True
+
     def _moved(self, view: RankView) -> bool:
         before = self._answered.get(view.index)
         return before is not None and (view.changed_at > before or view.exited is not None)
