@@ -206,7 +206,7 @@ class Agent:
                     world.after(rng.uniform(0, 60), lambda: self.feed(ForHost(StoreEnded(run, generation))))
             case RemoveRun(run):
                 alive = [each for each in self.processes if each.status is None and self.is_known(each)]
-                alive = [each for each in alive if not each.killed]
+                alive = [each for each in alive if not each.killed]  # Those run no more; `RankFootprint.clear` waits.
                 assert not alive, f"seed {world.seed}: removed while {alive} live"
                 for process in [each for each in self.processes if each.status is None]:
                     process.killed = True
