@@ -206,7 +206,7 @@ class Agent:
                     world.after(rng.uniform(0, 60), lambda: self.feed(ForHost(StoreEnded(run, generation))))
             case RemoveRun(run):
                 alive = [each for each in self.processes if each.status is None and self.is_known(each)]
-                alive = [each for each in alive if not each.killed]
+                alive = [each for each in alive if not each.killed]  # Those run no more; `RankFootprint.clear` waits.
                 assert not alive, f"seed {world.seed}: removed while {alive} live"
                 for process in [each for each in self.processes if each.status is None]:
                     process.killed = True
@@ -367,6 +367,8 @@ class World:
         self.now = 1000.0
         self.points = 0
         self.pids = 100
+        self.viewed = (0, 0, 0)
+        """What `check_view` depends on, when it looked last."""
         self.zygote_deaths = self.random.choice([0.0, 0.3])
         self.managed = self.random.random() < 0.3
         self.grouped = self.random.random() < 0.3
@@ -464,6 +466,10 @@ class World:
     def check_view(self) -> None:
         """Of the processes that live, at most one of a slot is in the current view."""
         state = self.head.state.runs.get(RUN)
+        seen = (self.pids, 0, 0) if state is None else (self.pids, state.view, state.alive)
+        if seen == self.viewed:  # Neither processes nor members came.
+            return
+        self.viewed = seen
         alive = [each for host in self.hosts for each in host.processes if each.status is None and not each.killed]
         members = [each.rank.index for each in alive if state is not None and state.is_member(each.rank)]
         assert len(members) == len(set(members)), f"seed {self.seed}: two members of a slot: {members}"
