@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from argosy.control import AcceptRun, Acknowledged, Connected, Letter, Report
+from argosy.control import ABANDONED_S, AcceptRun, Acknowledged, Connected, Letter, Report
 from argosy.core import ArgosyError
 from argosy.fabric import Link, SecureLink, connect_secure
 from argosy.supervise.agent.decisions import Decisions
@@ -38,8 +38,6 @@ from argosy.supervise.records.membership import Membership, own_address
 
 HEAD_PEER = "head"
 AGAIN_S = 0.3
-ABANDONED_S = 600.0
-"""After this long without a head, nobody will come for the host's ranks."""
 
 
 @dataclass(frozen=True, slots=True)

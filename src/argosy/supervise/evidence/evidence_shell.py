@@ -12,13 +12,22 @@ from typing import Protocol
 
 import msgspec
 
-from argosy.control import EvidenceTaken, Hung, Launch, RunEvent, RunState, facts
+from argosy.control import (
+    EvidenceTaken,
+    HangPolicy,
+    Hung,
+    Launch,
+    RunEvent,
+    RunState,
+    Suspect,
+    decide_hang_end,
+    facts,
+)
 from argosy.core import ProcessId, RankId
 from argosy.observe import Flag, RankProgress
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.evidence.frames import Stack
 from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
-from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect
 from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
 from argosy.supervise.evidence.incident import (
     Exit,
@@ -208,16 +217,16 @@ class Evidence:
         if self._hang is None:
             return
         hang, incident = self._hang
-        timeout_s = self._run.launch.hang_timeout_s
-        moved = hang.moved(self._tracker.views())
-        if all(moved):
-            self._hang = None
+        end = decide_hang_end(hang.since, hang.moved(self._tracker.views()), self._run.launch.hang_timeout_s, now)
+        if end == "lasts":
+            return
+        self._hang = None
+        if end == "over":
             lasted_s = now - hang.since
             recovered = msgspec.structs.replace(incident, recovered_after_s=lasted_s)
             ended = facts.HangEnded(at=time.time(), incident=incident.id, lasted_s=lasted_s)
             self._write(lambda: recovered, None, lambda _: self._run.tell_fact(ended))
-        elif timeout_s is not None and not any(moved) and now - hang.since >= timeout_s:
-            self._hang = None
+        else:
             culprit = hang.culprits[0] if hang.culprits else 0
             self._run.feed(Hung(culprit, f"hung for {now - hang.since:.0f} s"))
 
