@@ -36,6 +36,18 @@ class Faults:
     log_shortened: float = 0.0
     managed: float = 1.0
     """A world's ranks are those of `argosy.Run`."""
+    grouped: float = 0.0
+    """They have a process group of torch."""
+    programs: float = 0.0
+    """They are executed, not forked."""
+    detached: float = 1.0
+    """No client waits for the run."""
+    spares: tuple[int, ...] = (0,)
+    """As many processes wait on each host to become a rank; one of these numbers holds for a world."""
+    engine_s: Span = (1.0, 30.0)
+    """The engine says so long after a host was lost that it is."""
+    cut_s: Span = (5.0, 120.0)
+    """A host cannot be reached for so long."""
     per_hour: dict[str, float] = field(default_factory=dict[str, float])
     """How often this happens to a host: `power`, `cut`, `one-way`, `rank`, `agent`."""
 
@@ -57,6 +69,12 @@ HARSH = Faults(
     fails=0.3,
     log_shortened=0.02,
     managed=0.3,
+    grouped=0.3,
+    programs=0.3,
+    detached=0.5,
+    spares=(0, 0, 2),
+    engine_s=(0.1, 5.0),
+    cut_s=(1.0, 30.0),
 )
 """Everything goes wrong, all the time: for small worlds that live a minute."""
 

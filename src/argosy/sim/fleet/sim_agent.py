@@ -78,6 +78,8 @@ class Outside:
     finish: Callable[[Finish], None]
     before: Callable[[NodeState, NodeEffect], None]
     """Looks at an effect before it is performed."""
+    came: Callable[[str], None]
+    """A new agent connects to the others."""
     view: Callable[[], int | None]
     """The run's newest view; None once its head has forgotten the run."""
 
@@ -157,6 +159,7 @@ class SimAgent:
         if self.gone or self.up:
             return
         self.up, self.wakes, self.life = True, {}, self.life + 1
+        self.outside.came(self.name)
         try:
             again, pending = recover(self.name, read_back(self.log))
             self.world.require(again == self.state, "W7", f"the log of {self.name} replays to another state")

@@ -40,7 +40,8 @@ class World:
         self._hash = hashlib.blake2b(digest_size=8)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._queued = 0
-        self._pids = 100
+        self.processes = 100
+        """The highest process id so far."""
 
     @property
     def can_crash(self) -> bool:
@@ -79,8 +80,8 @@ class World:
         return self.random.random() < probability
 
     def new_process(self) -> ProcessId:
-        self._pids += 1
-        return ProcessId(self._pids, self._pids)
+        self.processes += 1
+        return ProcessId(self.processes, self.processes)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something later."""
