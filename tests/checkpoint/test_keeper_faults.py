@@ -3,6 +3,9 @@
 import os
 import re
 import shutil
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 import forked_calls
@@ -121,6 +124,32 @@ def test_l2_a_place_that_is_moved_away_and_back_is_the_same(tmp_path: Path):
     (tmp_path / "away").rename(directory)
     assert place.look() == late.look() == "there"
     assert Place("s3://bucket/run").look() == "there"
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\xff" * 100_000,
+    struct.pack("<II", 5, 0) + b"\xc1" * 5,
+    struct.pack("<II", 1 << 30, 0),
+    struct.pack("<II", 100, 3) + b"half",
+]
+
+
+def test_garbage_on_its_socket_harms_neither_the_keeper_nor_a_save(run: Run):
+    with Saver(run.directory, keeping=run.keeping()) as saver:
+        saver.save({"a": np.full(10, 1)}, 1).wait(30)
+        (keeper,) = run.keepers()
+        (path,) = run.home.glob("keeper-*.sock")
+        peers = [socket.socket(socket.AF_UNIX) for _ in GARBAGE]
+        for peer, garbage in zip(peers, GARBAGE, strict=True):
+            peer.connect(str(path))
+            with suppress(BrokenPipeError):  # It may hang up in the middle.
+                peer.sendall(garbage)
+        saver.save({"a": np.full(10, 2)}, 2).wait(30)
+        assert [each.pid for each in run.keepers()] == [keeper.pid]
+        for peer in peers:
+            peer.close()
+    assert restore(run.directory, step=2).step == 2
 
 
 def test_idle_readers_of_all_that_a_keeper_holds_do_not_hold_a_training_up(run: Run):

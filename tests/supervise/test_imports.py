@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.supervise.imports.scan import DYNAMO, TORCH, fingerprint, scan
+from argosy.control.launch import DYNAMO, TORCH
+from argosy.supervise.imports.scan import fingerprint, scan
 from argosy.supervise.imports.source import COMPILER
 
 

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from argosy.control.host_events import ZygoteSpawned as ZygoteSpawned
     from argosy.control.host_state import LocalRank as LocalRank
     from argosy.control.host_state import LocalZygote as LocalZygote
+    from argosy.control.launch import DYNAMO as DYNAMO
+    from argosy.control.launch import OF_TORCH as OF_TORCH
+    from argosy.control.launch import TORCH as TORCH
     from argosy.control.launch import Launch as Launch
     from argosy.control.launch import arguments as arguments
     from argosy.control.launch import command as command

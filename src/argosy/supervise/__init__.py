@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from argosy.supervise.evidence.why import RunView as RunView
     from argosy.supervise.evidence.why import explain as explain
     from argosy.supervise.evidence.why import sections as sections
-    from argosy.supervise.imports.scan import TORCH as TORCH
     from argosy.supervise.imports.scan import scan as scan
     from argosy.supervise.messages import Environment as Environment
     from argosy.supervise.messages import GetEnvironment as GetEnvironment

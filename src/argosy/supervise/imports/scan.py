@@ -19,13 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from argosy.control import DYNAMO, TORCH
 from argosy.supervise.imports.finder import Finder, FoundModule, is_site
 from argosy.supervise.imports.source import PythonSource, Statement, read_source, top, variable
 
-# The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
-TORCH = ("torch", "torch.distributed", "torch.profiler")
-DYNAMO = "torch._dynamo"
-OF_TORCH = frozenset((*TORCH, DYNAMO))
 _FORMAT = 3
 """Of what is remembered of parsed files: grows when something else is read from them."""
 FILES_MAX = 2_000
