@@ -64,9 +64,7 @@ def sim_fleet(
     struck = {index for _, _, index in strikes}
     ranks = hosts * ranks_per_host
     folded = frozenset(range(1, hosts)) - struck
-    run = SimRun(
-        seed, faults, hosts=hosts, ranks=ranks, restart=restart, spare_hosts=spare_hosts, folded=folded
-    )
+    run = SimRun(seed, faults, hosts=hosts, ranks=ranks, restart=restart, spare_hosts=spare_hosts, folded=folded)
     run.world.done_at = run.world.now + hours * 3600
     for at, kind, index in strikes:
         run.world.after(at, partial(strike, run, kind, f"host{index}"))

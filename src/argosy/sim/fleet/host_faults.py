@@ -58,7 +58,7 @@ def _miss_beats(run: SimRun, agent: SimAgent) -> None:
 
     def miss() -> None:
         state = run.state
-        if run.finished or agent.heard and not agent.gone or (state is not None and agent.name in state.lost):
+        if run.finished or (agent.heard and not agent.gone) or (state is not None and agent.name in state.lost):
             return
         if run.head.up and isinstance(word := silence.wait(BEAT_S, agent.name), HostSilent):
             run.head.feed(ForRun(RUN, word))

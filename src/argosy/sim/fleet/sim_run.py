@@ -157,9 +157,9 @@ class SimRun:
         """Deliver a letter late, twice, or not at all."""
         world, faults = self.world, self.world.faults
         host = letter.peer if sender == self.head.name else sender
-        if self.crowd is not None and host in self.crowd.shifts and host == letter.peer:
-            if not self.crowd.order(letter):
-                return
+        folded = self.crowd is not None and host in self.crowd.shifts and host == letter.peer
+        if folded and self.crowd is not None and not self.crowd.order(letter):
+            return
         self._connect_later(host)
         lost = world.happens(faults.letter_lost)
         if lost or not (self.agents[host].hears if host == letter.peer else self.agents[host].heard):
@@ -256,7 +256,7 @@ class SimRun:
         self.world.require(len(members) == len(set(members)), "W2", f"two members of a slot: {members}")
 
     def check_end(self) -> Finish:
-        """The run ended as it should: nobody is left, in its budget, with the code and the name of the first failure."""
+        """The run ended as it should: nobody is left, in its budget, with code and name of the first failure."""
         require, end = self.world.require, self.finished[0]
         living = [p.rank for agent in self.hosts for p in agent.processes if p.status is None]
         require(not living, "W3", f"{living} outlive the run")

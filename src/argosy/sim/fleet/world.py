@@ -13,6 +13,10 @@ import msgspec
 from argosy.core import ProcessId
 from argosy.sim.fleet.faults import Faults, Span
 
+START = 1000.0
+Teller = Callable[[str, float, object], None]
+"""Is told of each event: who heard it, when, and the event."""
+
 
 class Violation(AssertionError):
     """An invariant does not hold in a world."""
@@ -28,14 +32,13 @@ class World:
     def __init__(self, seed: int, faults: Faults, crash_at: Container[int] = ()) -> None:
         self.seed, self.faults = seed, faults
         self.random = random.Random(seed)
-        self.now = 1000.0
+        self.now = START
         self.points = 0
         """How many places there were where an agent could have been killed."""
         self.events = 0
         self.done_at: float | None = None
         """When ranks are done that neither end early nor fail; None: after 500 s."""
-        self.tells: Callable[[str, str, object], None] | None = None
-        """Is told of each event: what heard it, how, and the event."""
+        self.tell: Teller | None = None
         self._crash_at = crash_at
         self._hash = hashlib.blake2b(digest_size=8)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -53,17 +56,17 @@ class World:
         """Names all that happened so far."""
         return self._hash.hexdigest()
 
-    def note(self, who: str, what: object, how: str = "hears") -> None:
+    def note(self, who: str, what: object) -> None:
         """Something happened: it becomes part of the digest."""
         self.events += 1
         self._hash.update(msgspec.msgpack.encode((self.now, who, type(what).__name__, what)))
-        if self.tells is not None:
-            self.tells(who, how, what)
+        if self.tell is not None:
+            self.tell(who, self.now - START, what)
 
     def require(self, holds: object, invariant: str, text: str) -> None:
         """Raise `Violation` if an invariant does not hold."""
         if not holds:
-            raise Violation(f"seed {self.seed}, at {self.now - 1000:.3f} s, {invariant}: {text}")
+            raise Violation(f"seed {self.seed}, at {self.now - START:.3f} s, {invariant}: {text}")
 
     def point(self) -> None:
         """A place where the agent that is at work may be killed."""
