@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from argosy.control import Letter, Order, Report
+from argosy.control.messages import Exited, KillRanks, Noted, SignalRanks, Started, StartRanks
 from argosy.core import RankId
 from argosy.sim.fleet.world import World
 
@@ -18,13 +19,17 @@ Content = TypeVar("Content", bound=Order | Report)
 def shifted(content: Content, shift: int) -> Content:
     """The same order or report about the ranks of another host."""
     match content:
-        case msgspec.Struct(ranks=tuple(ranks)):
-            moved = tuple(RankId(rank.mesh, rank.index + shift, rank.generation) for rank in ranks)
+        case StartRanks(ranks=ranks) | SignalRanks(ranks=ranks) | KillRanks(ranks=ranks):
+            moved = tuple(_moved(rank, shift) for rank in ranks)
             return msgspec.structs.replace(content, ranks=moved) if moved else content
-        case msgspec.Struct(rank=RankId(mesh, index, generation)):
-            return msgspec.structs.replace(content, rank=RankId(mesh, index + shift, generation))
+        case Started(rank=rank) | Noted(rank=rank) | Exited(rank=rank):
+            return msgspec.structs.replace(content, rank=_moved(rank, shift))
         case _:
             return content
+
+
+def _moved(rank: RankId, shift: int) -> RankId:
+    return RankId(rank.mesh, rank.index + shift, rank.generation)
 
 
 class Crowd:

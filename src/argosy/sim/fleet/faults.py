@@ -1,6 +1,6 @@
 """How often what goes wrong in a simulated world.
 
-Probabilities are per occasion, drawn from the world's seed. What happens to hosts is drawn from rates, per host and hour.
+Probabilities are per occasion. What happens to hosts is drawn from rates, per host and hour.
 """
 
 from dataclasses import dataclass, field
