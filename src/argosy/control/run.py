@@ -297,17 +297,16 @@ def _failed(state: RunState, failure: Failure, code: int, out: Effects, lost: It
     decision = decide_restart(state.launch.restart, state.budget, state.launch.dims)
     failed, cause = state.rank(index), failure.cause
     state.owed[index] = (failed, cause)
-    if isinstance(decision, RestartAfter) and any(state.slots[each].host in state.lost for each in decision.ranks):
+    ranks, note = {*(decision.ranks if isinstance(decision, RestartAfter) else ()), *lost}, ""
+    if state.grouped and not failure.managed and len(ranks) < len(state.slots):
+        ranks, note = set(range(len(state.slots))), "torch's own process group cannot take one rank back"
+    if isinstance(decision, RestartAfter) and any(state.slots[each].host in state.lost for each in ranks):
         decision = GiveUp("a host is lost and there is no spare host")
     if isinstance(decision, GiveUp):
         if state.launch.restart.policy not in ("auto", "never") or failure.managed:
             out.append(Record(facts.GaveUp(at=now, reason=decision.reason, failed=failed)))
         takedown = _everyone(state, cause, code)
     else:
-        ranks, note = {*decision.ranks, *lost}, ""
-        if state.grouped and not failure.managed and len(ranks) < len(state.slots):
-            ranks = set(range(len(state.slots)))
-            note = "torch's own process group cannot take one rank back"
         fact = facts.Restarting(
             at=now,
             ranks=sorted(ranks),
