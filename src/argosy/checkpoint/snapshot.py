@@ -153,7 +153,7 @@ class Snapshot:
 
     def _place(self) -> tuple[int, int] | None:
         """Where the saving thread is in its program; None if it has ended or waits for a lock or an event."""
-        frame = sys._current_frames().get(self._saving_thread)
+        frame = sys._current_frames().get(self._saving_thread)  # pyright: ignore[reportPrivateUsage]
         if frame is None or frame.f_code.co_filename == threading.__file__:
             return None
         return id(frame), frame.f_lasti
