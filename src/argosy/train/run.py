@@ -4,7 +4,7 @@
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from argosy.train.heal import Healing
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.loop_body import run_body
+from argosy.train.loop_end import is_over, leave
 from argosy.train.membership import Crew, NobodyCame
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
@@ -44,8 +45,6 @@ FAILED_MAX = 3
 REHEARSALS = 3
 APART = "changes buffers after its update, on each rank in another way"
 LATE = "communicates or makes gradients after its first update, or changes parameters before"
-AGAIN_S = 0.5
-"""How long a last checkpoint that failed waits before it is tried again."""
 
 
 class Run:
@@ -203,7 +202,8 @@ class Run:
             check_count("until", until or 0, 0)
             self.tracked.check_optimizers()
             self.parallel.find(self.tracked.modules.values())
-            if self._is_finished():
+            self.leaving.loop += 1
+            if is_over(self, until):
                 return
             if self.crew.kind == "replaceable" and not self.crew.joined:
                 self.parallel.build_buckets()
@@ -249,7 +249,7 @@ class Run:
                 continue
             reached = self.ledger.exhausted or (self._until is not None and self.step >= self._until)
             if reached or self.wish.agreed:
-                if self._leave(reached):
+                if leave(self, self._until, reached=reached):
                     return
                 continue
             if self.rewinding.agreed is not None:
@@ -400,7 +400,8 @@ class Run:
         except NobodyCame as error:
             save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
-        except (PeerLost, DeadlinePassed, Superseded):
+        except (PeerLost, DeadlinePassed, Superseded) as error:
+            self.crew.fail(error)
             if self.wish.is_urgent:
                 save_without_lost(self, f"{self.wish.said} with {self._lost}")
             self.wish.check()
@@ -439,37 +440,6 @@ class Run:
         self.say(f"resumed from step {step:,} ({source})")
         if changed := bits_differences(self.ledger.stored_bits, self.ledger.bits):
             self.say(f"results may differ in their last bits from an uninterrupted run: {'; '.join(changed)}")
-
-    def _leave(self, reached: bool) -> bool:
-        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
-        with self.crew.latched() or nullcontext() as latch:
-            words = self.crew.ask(self.saves.words(), latch)
-        if words is not None:
-            self.saves.compare(self, words)
-        durable = words is not None and self.saves.finish(self)
-        with self.crew.latched() or nullcontext() as latch:
-            together = self.crew.ask([int(durable)], latch)
-        if together is None or not together[0]:
-            self.saves.forget()
-            time.sleep(0.0 if together is None else AGAIN_S)
-            return False
-        self.scribe.write([])
-        if self.rank == 0 and reached:
-            self.saves.mark_finished(self.step, self._until)
-        self.say(f"finished after step {self.step:,}" if reached else self.wish.outcome(self.step))
-        self.wish.leave(reached)
-        return True
-
-    def _is_finished(self) -> bool:
-        if (done := self.saves.finished_at(self._until)) is None:
-            return False
-        self.say(f"{self.directory} finished at step {done:,}: nothing to do")
-        if self.crew.generation == 0:
-            if self.crew.kind == "replaceable":
-                self.crew.meet(lambda: False)
-            self.healing.find_holders()
-            self.healing.from_disk(quiet=True)
-        return True
 
     def failed_rehearsal(self, error: BaseException) -> None:
         """A replaced rank could not even rehearse."""
