@@ -19,6 +19,8 @@ from argosy.observe.rank_journal import rank_journal
 AFTER_STEPS = 5
 AFTER_S = 5.0
 """Training is not disturbed before it has warmed up."""
+TRAINERS = ("_trainer", "_fabric")
+"""Attributes of a LightningModule."""
 
 
 def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -27,6 +29,7 @@ def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str,
     Tensors in the arguments may be real: only their shapes are used.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map_only
     from torch.utils.flop_counter import flop_registry
@@ -46,13 +49,24 @@ def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str,
     def imitate(tensor: Any) -> Any:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
+    class Imitating(TorchFunctionMode):
+        """In a deep copy every tensor becomes one of the same shape: parameters, buffers, and those in attributes."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not torch.Tensor.__deepcopy__:
+                return func(*args, **(kwargs or {}))
+            tensor, memo = args
+            if id(tensor) not in memo:
+                found = imitate(tensor)
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                memo[id(tensor)] = torch.nn.Parameter(found, requires_grad=False) if parameter else found
+            return memo[id(tensor)]
+
     with fake, torch.no_grad():
-        memo: dict[int, Any] = {}
-        for parameter in model.parameters():
-            memo[id(parameter)] = torch.nn.Parameter(imitate(parameter), requires_grad=False)
-        for buffer in model.buffers():
-            memo[id(buffer)] = imitate(buffer)
-        twin = copy.deepcopy(model, memo)
+        # What trains the model is no part of it: a copy would be one of the training data too.
+        memo = {id(owner): None for name in TRAINERS if (owner := getattr(model, name, None)) is not None}
+        with Imitating():
+            twin = copy.deepcopy(model, memo)
         args, kwargs = tree_map_only(torch.Tensor, imitate, (args, kwargs))
         with Counter():
             twin(*args, **kwargs)

@@ -197,6 +197,7 @@ class Step:
             optimizer.zero_grad(set_to_none=True)
         if not self.rehearsal and run.recheck.wants(self.number):
             run.recheck.watch(p for module in run.tracked.modules.values() for p in module.parameters())
+        run.parallel.begin_step()
         seed_generators(run.seed, self.number, "rank", run.rank)
         self._latch = run.crew.latched()
         if self._latch is not None:
