@@ -46,6 +46,8 @@ def dying(function, name):
 training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
+with open(Path(directory, f"sees.{run.rank}"), "a") as file:
+    file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '-')}\n")
 segment.open_peer_segment = dying(segment.open_peer_segment, "meet")  # Not of rank 0, after all have said who they are.
 run.healing.heal = dying(run.healing.heal, "heal")
 run.healing.take_local = dying(run.healing.take_local, "adopted")
