@@ -16,6 +16,8 @@ from argosy.train import read_log
 
 SCRIPT = str(Path(__file__).parent / "train" / "scripts" / "voyage.py")
 STEPS = 9
+SHORT = 200
+"""Steps of each training of a campaign, which has as many of them as it needs."""
 LONG = 1000
 """Steps of a training in which somebody dies about every second, from the first step to shortly before the last."""
 
@@ -93,14 +95,19 @@ def place_of(directory: Path, rank: str) -> str:
 
 
 def haunt(
-    directory: Path, ended: Callable[[], bool], chance: random.Random, places: "Counter[str] | None" = None
+    directory: Path,
+    ended: Callable[[], bool],
+    chance: random.Random,
+    steps: int = LONG,
+    places: "Counter[str] | None" = None,
+    most: float = float("inf"),
 ) -> tuple[int, int]:
     """Kill ranks at random, mostly one and after some step was done; returns how many, and how often rank 0.
 
-    `places` counts where they were.
+    It ends shortly before the last of the `steps`, or when `most` are killed. `places` counts where they were.
     """
     kills = zeroth = 0
-    while (at := progress(directory)) < LONG * 0.9 and not ended():
+    while (at := progress(directory)) < steps * 0.9 and kills < most and not ended():
         pids = {path.suffix[1:]: path.read_text().split() for path in directory.glob("built.*")}
         for rank in chance.sample(sorted(pids), min(len(pids), chance.choice([1, 1, 1, 1, 2]))):
             with suppress(OSError, IndexError):
@@ -124,18 +131,19 @@ def campaign(console: Console, kind: str, ranks: int, how: str) -> None:
     A training that hangs ends this with its output, after `PATIENCE_S`.
     """
     wanted, places, seeds = int(os.environ.get("ARGOSY_SOAK_KILLS", "200")), Counter[str](), 0
-    calm = sail(console, kind, ranks, steps=LONG)
+    calm = sail(console, kind, ranks, steps=SHORT)
     began = time.monotonic()
     while places.total() < wanted:
         directory, out = console.cwd / f"campaign-{kind}-{seeds}", console.cwd / f"campaign-{kind}-{seeds}.out"
         directory.mkdir()
-        command = console.start("run", "-n", str(ranks), SCRIPT, str(directory), kind, str(LONG), out=out)
+        command = console.start("run", "-n", str(ranks), SCRIPT, str(directory), kind, str(SHORT), out=out)
         until(lambda at=directory: len(list(at.glob("built.*"))) == ranks, "all ranks")
-        haunt(directory, lambda done=command: done.poll() is not None, random.Random(seeds), places)
+        most = wanted - places.total()
+        haunt(directory, lambda done=command: done.poll() is not None, random.Random(seeds), SHORT, places, most)
         assert command.wait(PATIENCE_S) == 0, out.read_text()[-8000:]
         hard = Landed(directory, out.read_text())
         assert hard.digests == calm.digests, f"seed {seeds}: {hard.digests}, undisturbed {calm.digests}"
-        assert [step for step, _ in hard.rows] == list(range(1, LONG + 1))
+        assert [step for step, _ in hard.rows] == list(range(1, SHORT + 1))
         shutil.rmtree(directory)
         seeds += 1
         print(f"\n{kind} on {ranks} ranks {how}: {places.total()} killed, {seeds} of {seeds} digests equal", flush=True)
