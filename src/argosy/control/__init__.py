@@ -7,7 +7,9 @@ from argosy._lazy import lazy
 if TYPE_CHECKING:
     from argosy.control import facts as facts
     from argosy.control import node as node
+    from argosy.control.device_faults import DeviceFault as DeviceFault
     from argosy.control.facts import AnyFact as AnyFact
+    from argosy.control.facts import DeviceExcluded as DeviceExcluded
     from argosy.control.facts import DiskTrouble as DiskTrouble
     from argosy.control.facts import GaveUp as GaveUp
     from argosy.control.facts import HangEnded as HangEnded

@@ -107,7 +107,8 @@ class Evidence:
                 self._hang = None
             case facts.RankExited(rank=rank, status=status):
                 self._tracker.exited(rank.index, status)
-                self._exits.append(Exit(rank=rank, status=status, at=fact.at, asked=fact.asked, oom=fact.oom))
+                why = {"oom": fact.oom, "device": fact.device}
+                self._exits.append(Exit(rank=rank, status=status, at=fact.at, asked=fact.asked, **why))
             case _:
                 pass
 
