@@ -22,7 +22,6 @@ from argosy.observe.progress import Phase as Phase
 from argosy.observe.progress import RankProgress as RankProgress
 from argosy.observe.rank_journal import metrics_directory as metrics_directory
 from argosy.observe.rank_journal import rank_journal as rank_journal
-from argosy.observe.spans import THREADS_CPU as THREADS_CPU
 from argosy.observe.spans import Ring as Ring
 from argosy.observe.spans import Span as Span
 from argosy.observe.spans import SpanKind as SpanKind
@@ -31,6 +30,9 @@ from argosy.observe.spans import mark_step as mark_step
 from argosy.observe.spans import read_spans as read_spans
 from argosy.observe.spans import record_spans as record_spans
 from argosy.observe.spans import span as span
+from argosy.observe.thread_times import STEP_CPU as STEP_CPU
+from argosy.observe.thread_times import STEP_DELAY as STEP_DELAY
+from argosy.observe.thread_times import THREADS_CPU as THREADS_CPU
 from argosy.observe.torch_hooks import attach as attach
 from argosy.observe.torch_hooks import attached as attached
 from argosy.observe.torch_hooks import count_collective as count_collective

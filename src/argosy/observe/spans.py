@@ -19,14 +19,13 @@ import time
 from contextlib import suppress
 from enum import IntEnum
 from functools import wraps
-from threading import enumerate as enumerate_threads
-from threading import get_native_id
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from argosy._select import native
 from argosy.observe.page import detached_in_child, map_new
+from argosy.observe.thread_times import STEP_CPU, STEP_DELAY, THREADS_CPU, ThreadTimes, other_threads_cpu_ns
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
@@ -36,10 +35,9 @@ OTHER_NAMES = "(other names)"
 """Stands for all names after the first NAMES_MAX - 1."""
 MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
 _PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
-THREADS_CPU = "python threads cpu"
-"""A counter: nanoseconds that Python threads besides the training thread have run."""
 THREADS_S = 1.0
 _threads_at = 0.0
+_thread = ThreadTimes()
 F = TypeVar("F")
 record_span = native.record_span
 _LOW = 0xFFFFFFFF
@@ -201,21 +199,14 @@ def mark_step(step: int) -> None:
     """Record that `step` steps are done; fewer than before if the run went back."""
     global _threads_at
     _ring.step = step & _LOW
+    ran, waited = _thread.read()
+    _ring.counter(STEP_CPU, ran)
+    _ring.counter(STEP_DELAY, waited)
     _ring.point("step", step, step)
     now = time.monotonic()
     if now >= _threads_at:
         _threads_at = now + THREADS_S
-        _ring.counter(THREADS_CPU, _other_threads_cpu_ns())
-
-
-def _other_threads_cpu_ns() -> int:
-    """CPU time of the Python threads of this process besides this one: all of them need the GIL."""
-    total, mine = 0, get_native_id()
-    for thread in enumerate_threads():
-        if thread.native_id is not None and thread.native_id != mine:
-            with suppress(OSError, ValueError), open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
-                total += int(file.read().split()[0])
-    return total
+        _ring.counter(THREADS_CPU, other_threads_cpu_ns())
 
 
 def count(name: str, value: float) -> None:
