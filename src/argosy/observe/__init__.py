@@ -15,6 +15,9 @@ from argosy.observe.journal import JournalEntry as JournalEntry
 from argosy.observe.journal import follow as follow
 from argosy.observe.journal import read_journal as read_journal
 from argosy.observe.page import Page as Page
+from argosy.observe.profile_request import STEPS_MAX as STEPS_MAX
+from argosy.observe.profile_request import answers as answers
+from argosy.observe.profile_request import request_profile as request_profile
 from argosy.observe.progress import Activity as Activity
 from argosy.observe.progress import Flag as Flag
 from argosy.observe.progress import GroupProgress as GroupProgress

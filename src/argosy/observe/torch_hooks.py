@@ -25,9 +25,10 @@ from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.flops import FlopWatch
 from argosy.observe.import_hook import when_imported
 from argosy.observe.page import Page
+from argosy.observe.profile_request import Profiler
 from argosy.observe.progress import Activity, Flag
 from argosy.observe.scalar_mirrors import MIRRORS
-from argosy.observe.spans import Ring, mark_step, ring
+from argosy.observe.spans import Ring, mark_step, on_request, ring
 
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data.dataloader"
@@ -230,6 +231,7 @@ def attach(page: Page) -> None:
     page.reached = mark_step
     _hooks.page, _hooks.steps, _hooks.modules_seen, _hooks.recorded_start = page, 0, 0, False
     _hooks.flops.reset()
+    on_request[:] = [Profiler().stepped]
     if _collected not in gc.callbacks:
         gc.callbacks.append(_collected)
     watch_argparse()
