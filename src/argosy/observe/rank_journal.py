@@ -26,6 +26,8 @@ def metrics_directory(run_directory: str | os.PathLike[str], launch: int) -> Pat
 
 def own_directory() -> Path | None:
     """Where the records of this process's launch are; None if it belongs to no run."""
+    if rank_journal.directory is not None:
+        return rank_journal.directory
     directory, run = os.environ.get("ARGOSY_RUN_DIR"), os.environ.get("ARGOSY_RUN", "")
     launch = run.rpartition("-")[2]
     return metrics_directory(directory, int(launch)) if directory and launch.isdigit() else None
@@ -38,6 +40,8 @@ class RankJournal:
         self._lock = RLock()
         self._journal: Journal | None = None
         self._pid = 0
+        self.directory: Path | None = None
+        """Where the records of the launch are, if not where the environment says."""
         self._retry_at = 0.0
         self.dropped = 0
 

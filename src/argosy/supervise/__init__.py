@@ -72,5 +72,6 @@ if TYPE_CHECKING:
     from argosy.supervise.records.rundir import read_record as read_record
     from argosy.supervise.records.rundir import started_ranks as started_ranks
     from argosy.supervise.records.rundir import write_atomically as write_atomically
+    from argosy.supervise.standalone import record_standalone as record_standalone
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]
