@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.insight.store import ProcessLife, ProcessRecords
-from argosy.observe import STEP_CPU, STEP_DELAY, SpanKind
+from argosy.observe import DETAIL, STEP_CPU, STEP_DELAY, SpanKind
 
 Ints = NDArray[np.int64]
 
@@ -118,6 +118,8 @@ class Lane:
     ran: Ints
     """CPU time of the thread at each mark, since it began; and below, how long it had waited for a core."""
     delayed: Ints
+    detail: Ints
+    """At each mark: collectives are recorded in every n-th step; 0: in all."""
     resumed: int
     """How many steps were done when this process began its first; `argosy.Run` marks what it took over before that."""
 
@@ -151,7 +153,7 @@ def read_lane(process: ProcessRecords, life: ProcessLife) -> Lane:
     first = _first_step(process, time[late], name[late], kind[late], end)
     resumed = int(marks[1][0]) - (0 if joined else 1) if len(marks[1]) else 0
     segments = _classify(spans, marks, first, life)
-    counts = [_counter(process, time, columns, each, marks[0]) for each in (STEP_CPU, STEP_DELAY)]
+    counts = [_counter(process, time, columns, each, marks[0]) for each in (STEP_CPU, STEP_DELAY, DETAIL)]
     return Lane(segments, _waits(process, spans), issues, marks, first, *counts, resumed)
 
 
@@ -161,7 +163,8 @@ def _counter(process: ProcessRecords, time: Ints, columns: Any, name: str, at: I
     if not chosen.any():
         return np.zeros(len(at), np.int64)
     place = np.searchsorted(time[chosen], at, "right") - 1
-    return columns["argument"][chosen].astype(np.int64)[np.maximum(place, 0)]
+    values = columns["argument"][chosen].astype(np.int64)
+    return np.where(place >= 0, values[np.maximum(place, 0)], 0)
 
 
 def _unpack(argument: NDArray[Any]) -> dict[str, Ints]:

@@ -1,6 +1,7 @@
 """Numbers about the steady part of a run, from which verdicts are drawn. Pure.
 
 M1  The first steps of each process are warm-up and do not count.
+    Nor do steps whose collectives were not recorded: their waiting would look like work.
 M2  Time in which a thread was ready to run and had no core is nobody's fault but the machine's: it belongs to no class,
     and a rank that comes late because of it is no culprit. So a busy machine makes no verdict about the script.
 """
@@ -92,7 +93,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
     for rank in np.unique(steps.rank).tolist():
         mine = np.flatnonzero(steps.rank == rank)
         if len(mine) > WARM_UP_STEPS:
-            steady[mine[WARM_UP_STEPS:]] = True
+            steady[mine[WARM_UP_STEPS:]] = steps.full[mine[WARM_UP_STEPS:]]
             since[rank] = int(steps.end[mine[WARM_UP_STEPS - 1]])
     counts = np.bincount(steps.rank[steady]) if steady.any() else np.zeros(1, int)
     if counts.max() < STEPS_MIN or np.ptp(steps.end[steady]) < STEADY_MIN_S * 1e9:

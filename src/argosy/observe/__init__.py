@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 from argosy.observe.config import record_config as record_config
 from argosy.observe.drain_process import DrainProcess as DrainProcess
+from argosy.observe.governor import DETAIL as DETAIL
 from argosy.observe.journal import Damage as Damage
 from argosy.observe.journal import DamagedJournal as DamagedJournal
 from argosy.observe.journal import Journal as Journal
