@@ -18,6 +18,7 @@ COMMANDS = {
     "report": "Write one HTML page about a run or a trace.",
     "compare": "Compare two runs.",
     "sql": "Ask a run a question in SQL.",
+    "export": "Write a run's records for other programs.",
     "trace": "Profile ranks of a running run into one file for Perfetto.",
     "stacks": "Show where ranks are right now.",
     "debug": "Use pdb in a rank that is at a breakpoint.",

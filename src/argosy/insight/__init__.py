@@ -10,6 +10,8 @@ from argosy._lazy import lazy
 if TYPE_CHECKING:
     from argosy.insight.compare import Comparison as Comparison
     from argosy.insight.compare import compare_runs as compare_runs
+    from argosy.insight.exports import export_run as export_run
+    from argosy.insight.exports import send_otlp as send_otlp
     from argosy.insight.live_trace import trace_ranks as trace_ranks
     from argosy.insight.opened import OpenedRun as OpenedRun
     from argosy.insight.opened import open_run as open_run

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.core import ConfigError
 from argosy.insight.disagreements import judge_collectives
 from argosy.insight.ledger import LaunchLedger, make_ledger
 from argosy.insight.measures import Measures, measure
 from argosy.insight.mfu import utilisation
-from argosy.insight.sql import Answer, query
+from argosy.insight.segments import Records, forget, records_of
+from argosy.insight.sql import Answer, DamagedFile, parquet_writer, query
 from argosy.insight.store import RunData, load_run
 from argosy.insight.tables import tables_of
 from argosy.insight.verdicts import Verdict, judge
@@ -69,6 +71,11 @@ class OpenedRun:
     def tables(self) -> dict[str, Columns]:
         """What `sql` can ask for."""
         return tables_of(self.data, self.ledgers)
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """When each launch began, in ns since the epoch."""
+        return {launch.number: launch.begin for launch in self.data.launches}
 
     @property
     def has_steps(self) -> bool:
@@ -133,12 +140,28 @@ class OpenedRun:
         return np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.float64)
 
     def sql(self, text: str) -> Answer:
-        """Answer one SELECT about the run's tables.
+        """Answer one SELECT about the run's tables, and `records`: all that ranks recorded, up to now.
 
         Raises:
             ConfigError: DuckDB is missing, or the statement is refused or wrong.
         """
-        return query(self.tables, text)
+        wants_records = "records" in text.lower()
+        try:
+            return query(self.tables, text, self._records() if wants_records else ())
+        except DamagedFile:
+            for launch in self.data.launches:
+                forget(self._spans(launch.number))
+        try:
+            return query(self.tables, text, self._records())
+        except DamagedFile as error:
+            raise ConfigError(f"SQL: {error}") from None
+
+    def _spans(self, launch: int) -> Path:
+        return metrics_directory(self.directory, launch) / "spans"
+
+    def _records(self) -> list[Records]:
+        write = parquet_writer()
+        return [records_of(self._spans(each.number), each.number, each.begin, write) for each in self.data.launches]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the report page (by default `report.html` in the run's directory) and return its path."""

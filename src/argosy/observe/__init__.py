@@ -47,6 +47,7 @@ from argosy.observe.torch_hooks import take_over_steps as take_over_steps
 
 if TYPE_CHECKING:  # These need numpy, and are imported when first used.
     from argosy.observe.columns import Columns as Columns
+    from argosy.observe.columns import decode_frame as decode_frame
     from argosy.observe.columns import encode_frame as encode_frame
     from argosy.observe.columns import read_frames as read_frames
 
