@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "Compare two runs.",
     "sql": "Ask a run a question in SQL.",
     "export": "Write a run's records for other programs.",
+    "metrics": "Show living runs to Prometheus.",
     "trace": "Profile ranks of a running run into one file for Perfetto.",
     "stacks": "Show where ranks are right now.",
     "debug": "Use pdb in a rank that is at a breakpoint.",

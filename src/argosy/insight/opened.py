@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.core import ConfigError
+from argosy.insight.bandwidth import Bandwidth, bus_bandwidth
 from argosy.insight.disagreements import judge_collectives
 from argosy.insight.ledger import LaunchLedger, make_ledger
 from argosy.insight.measures import Measures, measure
 from argosy.insight.mfu import utilisation
-from argosy.insight.segments import Records, forget, records_of
-from argosy.insight.sql import Answer, DamagedFile, parquet_writer, query
+from argosy.insight.segments import Records, forget_damaged, records_of
+from argosy.insight.sql import Answer, parquet_writer, query
 from argosy.insight.store import RunData, load_run
 from argosy.insight.tables import tables_of
 from argosy.insight.verdicts import Verdict, judge
@@ -36,6 +37,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all rank seconds spent on work that counts."""
     mfu: float | None = None
     mfu_source: str = ""
+    hfu: float | None = None
+    memory: dict[str, int] = {}
+    """Bytes by role."""
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     parameters: int | None = None
@@ -115,10 +119,16 @@ class OpenedRun:
             goodput=last.goodput,
             mfu=model.mfu,
             mfu_source=model.source,
+            hfu=model.hfu,
+            memory=model.memory,
             tokens_per_s=model.tokens_per_s,
             samples_per_s=model.samples_per_s,
             parameters=model.parameters,
         )
+
+    def bandwidth(self) -> list[Bandwidth]:
+        """How fast the collectives of the latest launch moved data."""
+        return bus_bandwidth(self.data.launches[-1], self.ledgers[-1]) if self.ledgers else []
 
     def start_facts(self) -> dict[str, Any]:
         """What the latest launch started with: command, code, packages, hardware."""
@@ -145,16 +155,14 @@ class OpenedRun:
         Raises:
             ConfigError: DuckDB is missing, or the statement is refused or wrong.
         """
-        wants_records = "records" in text.lower()
-        try:
-            return query(self.tables, text, self._records() if wants_records else ())
-        except DamagedFile:
-            for launch in self.data.launches:
-                forget(self._spans(launch.number))
+        if "records" not in text.lower():
+            return query(self.tables, text)
         try:
             return query(self.tables, text, self._records())
-        except DamagedFile as error:
-            raise ConfigError(f"SQL: {error}") from None
+        except ConfigError:
+            if not any([forget_damaged(self._spans(launch.number)) for launch in self.data.launches]):
+                raise
+        return query(self.tables, text, self._records())
 
     def _spans(self, launch: int) -> Path:
         return metrics_directory(self.directory, launch) / "spans"

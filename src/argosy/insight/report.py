@@ -91,6 +91,7 @@ def _sections(run: OpenedRun) -> list[str]:
         if len(last.rows) > 1:
             found += ["<h2>Who waits for whom</h2>", _waits(last)]
             found += ["<h2>Slow steps: ranks by steps</h2>", _heat(last)]
+            found += _bandwidth(run)
     else:
         found.append("<p>No training step was recorded: the run did not use torch, or ended before its first step.</p>")
     return found
@@ -105,6 +106,8 @@ def _numbers(run: OpenedRun) -> str:
         cells.append(("tokens/s", f"{speed.tokens_per_s:,.0f}"))
     if speed.mfu is not None:
         cells.append(("MFU", f"{speed.mfu:.1%}"))
+    if speed.hfu is not None:
+        cells.append(("HFU", f"{speed.hfu:.1%}"))
     if speed.tokens_per_s is None and speed.samples_per_s is not None:
         cells.append(("samples/s", f"{speed.samples_per_s:,.4g}"))
     if speed.parameters is not None:
@@ -112,6 +115,9 @@ def _numbers(run: OpenedRun) -> str:
     note = (
         f'<p class="faint">MFU: {escape(speed.mfu_source)}; causal attention counted in full</p>' if speed.mfu else ""
     )
+    if speed.memory:
+        roles = ", ".join(f"{role} {size / 1e6:,.1f} MB" for role, size in speed.memory.items())
+        note += f'<p class="faint">memory of a rank: {escape(roles)}</p>'
     return boxes(cells) + note
 
 
@@ -222,6 +228,16 @@ def _waits(ledger: LaunchLedger) -> str:
     more = f'<p class="faint">{len(pairs) - 20} more in the table waits</p>' if len(pairs) > 20 else ""
     head = "<tr><th>who</th><th>what that one did</th><th>seconds</th></tr>"
     return f"<table>{head}{''.join(lines)}</table>{more}"
+
+
+def _bandwidth(run: OpenedRun) -> list[str]:
+    lines = [
+        f"<tr><td>{escape(row.op)}, group {escape(row.group)}</td><td>{row.count:,}</td>"
+        f"<td>{row.median_bytes / 1e6:,.3f}</td><td>{row.bus_bytes_per_s / 1e9:.3f}</td></tr>"
+        for row in run.bandwidth()[:12]
+    ]
+    head = "<tr><th>collective</th><th>count</th><th>median MB</th><th>bus GB/s</th></tr>"
+    return ["<h2>Bus bandwidth</h2>", f"<table>{head}{''.join(lines)}</table>"] if lines else []
 
 
 def slowness(ledger: LaunchLedger) -> NDArray[np.uint8]:

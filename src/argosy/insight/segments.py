@@ -10,6 +10,7 @@ P2  Where nothing can be written, or another process writes, all records come fr
 import fcntl
 import os
 import time
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ Write = Callable[[Columns | list[str], Path], None]
 class _File(msgspec.Struct):
     name: str
     size: int
+    checksum: int
 
 
 class _Manifest(msgspec.Struct):
@@ -65,9 +67,21 @@ def records_of(spans: Path, launch: int, begin: int, write: Write) -> Records:
     return Records([str(folder / file.name) for file in manifest.files], tail)
 
 
-def forget(spans: Path) -> None:
-    """Remove the manifest: the next reader makes all files again (P1)."""
-    (spans.with_name("parquet") / "manifest.json").unlink(missing_ok=True)
+def forget_damaged(spans: Path) -> bool:
+    """If a file is not what was written, remove the manifest: the next reader makes all again (P1)."""
+    folder = spans.with_name("parquet")
+    damaged = any(_checksum(folder / file.name) != file.checksum for file in _read(folder).files)
+    if damaged:
+        (folder / "manifest.json").unlink(missing_ok=True)
+    return damaged
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            found = zlib.crc32(part, found)
+    return found
 
 
 def _read(folder: Path) -> _Manifest:
@@ -132,7 +146,7 @@ def _write(folder: Path, content: Columns | list[str], write: Write) -> _File:
     unfinished = folder / f".{path.name}"
     write(content, unfinished)
     os.replace(unfinished, path)
-    return _File(path.name, path.stat().st_size)
+    return _File(path.name, path.stat().st_size, _checksum(path))
 
 
 def _replace(folder: Path, manifest: _Manifest, write: Write) -> None:

@@ -18,10 +18,6 @@ class Answer(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class DamagedFile(Exception):
-    """A Parquet file cannot be read; it can be made again."""
-
-
 def duckdb_module() -> Any:
     """DuckDB.
 
@@ -65,7 +61,6 @@ def query(tables: Mapping[str, Columns], text: str, records: Sequence[Records] =
 
     Raises:
         ConfigError: DuckDB is missing, or the statement is wrong, writes, or reads files.
-        DamagedFile: a file of `records` is damaged.
     """
     duckdb = duckdb_module()
     names = ", ".join(sorted([*tables, "records"] if records else tables))
@@ -87,8 +82,6 @@ def query(tables: Mapping[str, Columns], text: str, records: Sequence[Records] =
         return Answer([each[0] for each in found.description], found.fetchall())
     except duckdb.Error as error:
         first = str(error).strip().splitlines()[0]
-        if any(file in first for each in records for file in each.files) or "parquet" in first.lower():
-            raise DamagedFile(first) from None
         raise ConfigError(f"SQL: {first}", hint=f"the tables are {names}") from None
     finally:
         connection.close()

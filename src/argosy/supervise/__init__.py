@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
+    from argosy.supervise.messages import RunInfo as RunInfo
     from argosy.supervise.messages import Runs as Runs
     from argosy.supervise.messages import Shutdown as Shutdown
     from argosy.supervise.messages import SignalRun as SignalRun
