@@ -6,7 +6,7 @@ import json
 import threading
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow.parquet
@@ -43,14 +43,16 @@ def test_tables_are_the_same_in_every_format(run: OpenedRun, tmp_path: Path):
 def test_perfettos_file_holds_every_span_of_every_rank(run: OpenedRun, tmp_path: Path):
     (path,) = export_run(run, "perfetto", tmp_path)
     events = json.loads(path.read_text())["traceEvents"]
-    found = {(event["pid"], event["name"], event["dur"]) for event in events if event.get("tid") == 0 and "dur" in event}
+    found = {
+        (event["pid"], event["name"], event["dur"]) for event in events if event.get("tid") == 0 and "dur" in event
+    }
     assert found == {(rank, name, dur) for rank in (0, 1) for name, dur in (("data", 5000.0), ("forward", 25000.0))}
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
     """Takes what it is sent."""
 
-    taken: list[tuple[str, Any]] = []
+    taken: ClassVar[list[tuple[str, Any]]] = []
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

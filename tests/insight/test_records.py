@@ -1,4 +1,4 @@
-"""All records in SQL: Parquet files that a manifest names, and the newer ones; readers agree whatever happens meanwhile."""
+"""All records in SQL: Parquet files that a manifest names, and the newer ones; readers see whole sets."""
 
 import os
 import threading

@@ -90,9 +90,7 @@ def test_what_is_computed_again_counts_as_executed_and_memory_has_roles():
     assert plain.split()[:2] == ["4", "11"]  # The first layer's input needs no gradient.
     assert again.split()[:2] == ["4", "13"]  # Torch stops as soon as it has what the second layer needs.
     assert int(again.split()[2]) < int(plain.split()[2])
-    assert memory == str(
-        {"parameter_bytes": weights, "gradient_bytes": weights, "moment_bytes": 2 * weights + 4 * 4}
-    )
+    assert memory == str({"parameter_bytes": weights, "gradient_bytes": weights, "moment_bytes": 2 * weights + 4 * 4})
 
 
 def test_the_count_equals_the_formula_and_a_model_that_trains_is_not_disturbed():

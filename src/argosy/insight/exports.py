@@ -1,5 +1,4 @@
-"""Give a run's records to other programs: tables as CSV, JSON or Parquet, spans for Perfetto, both over OTLP. Pure but for
-files and one HTTP client.
+"""Give a run's records to other programs: tables as CSV, JSON or Parquet, spans for Perfetto, both over OTLP.
 
 E1  What was written carries the numbers of `argosy sql`.
 """

@@ -241,5 +241,7 @@ def _steps(lanes: Mapping[Process, Lane]) -> Steps:
         found.append(tuple(column[forward] for column in columns))
     if not found:
         nothing = np.zeros(0, np.int64)
-        return Steps(nothing, nothing, nothing, nothing, np.zeros((0, len(Class)), np.int64), nothing, nothing, nothing > 0)
+        return Steps(
+            nothing, nothing, nothing, nothing, np.zeros((0, len(Class)), np.int64), nothing, nothing, nothing > 0
+        )
     return Steps(*(np.concatenate(column) for column in zip(*found, strict=True)))

@@ -27,7 +27,9 @@ class LiveTrace(msgspec.Struct, frozen=True):
     missing: dict[int, str]
 
 
-def trace_ranks(memory: Path, metrics: Path, ranks: Sequence[int], steps: int, wait_s: float, output: Path) -> LiveTrace:
+def trace_ranks(
+    memory: Path, metrics: Path, ranks: Sequence[int], steps: int, wait_s: float, output: Path
+) -> LiveTrace:
     """Profile the next steps of these ranks; `memory` holds their rings, `metrics` the records of their launch.
 
     Raises:

@@ -160,7 +160,8 @@ class OpenedRun:
         try:
             return query(self.tables, text, self._records())
         except ConfigError:
-            if not any([forget_damaged(self._spans(launch.number)) for launch in self.data.launches]):
+            damaged = [forget_damaged(self._spans(launch.number)) for launch in self.data.launches]
+            if not any(damaged):
                 raise
         return query(self.tables, text, self._records())
 

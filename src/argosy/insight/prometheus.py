@@ -39,7 +39,11 @@ def metrics_text() -> str:
 
 
 def _columns(run: RunInfo) -> Sequence[list[float]]:
-    memory, ticks, size = shared_memory_path(runtime_dir()) / run.run, os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    memory, ticks, size = (
+        shared_memory_path(runtime_dir()) / run.run,
+        os.sysconf("SC_CLK_TCK"),
+        os.sysconf("SC_PAGE_SIZE"),
+    )
     steps, since, resident, cpu = (list[float]() for _ in range(4))
     for rank in run.ranks:
         steps.append(rank.steps)

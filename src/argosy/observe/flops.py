@@ -92,6 +92,7 @@ def _differentiable(torch: Any, value: Any) -> bool:
 
 def bytes_by_role(parameters: Any, state: Any) -> dict[str, int]:
     """What parameters, their gradients and the optimizer's moments take on this rank."""
+
     def size(tensor: Any) -> int:
         mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         return int(mine.nbytes)

@@ -1,13 +1,14 @@
 """Profile this rank for a few steps when another process asks for it, by a word in the header of the rank's ring.
 
-The rank looks at the word after each step. It writes what torch.profiler saw to `traces/<request>/<rank>.json` among the
-launch's records, or why it could not to `<rank>.error`.
+The rank looks at the word after each step. It writes what torch.profiler saw to `traces/<request>/<rank>.json` among
+the launch's records, or why it could not to `<rank>.error`.
 """
 
 import mmap
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,8 @@ class Profiler:
         os.replace(unfinished, str(self._target) + ".json")
 
     def _write(self, suffix: str, text: str) -> None:
-        try:
+        with suppress(OSError):
             Path(str(self._target) + suffix).write_text(text)
-        except OSError:
-            pass
 
 
 def answers(folder: Path) -> Mapping[int, Path]:

@@ -18,7 +18,6 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from enum import IntEnum
 from functools import wraps
 from typing import Any, TypeVar, cast
