@@ -12,6 +12,8 @@ import pytest
 from console import Console, ask_agent, cold_terminal, leave_shared_home, terminal, until
 from daemons import desk
 
+os.environ["ARGOSY_RECORD"] = "0"  # Runs in the tests' own process start no drain, and leave torch as it is.
+
 # A shell ignores SIGINT and SIGQUIT for its background jobs, nohup ignores SIGHUP, and what they start would too: the
 # signals are tested all the same.
 for number, usual in (

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
+    from argosy.supervise.messages import RunInfo as RunInfo
     from argosy.supervise.messages import Runs as Runs
     from argosy.supervise.messages import Shutdown as Shutdown
     from argosy.supervise.messages import SignalRun as SignalRun
@@ -72,5 +73,6 @@ if TYPE_CHECKING:
     from argosy.supervise.records.rundir import read_record as read_record
     from argosy.supervise.records.rundir import started_ranks as started_ranks
     from argosy.supervise.records.rundir import write_atomically as write_atomically
+    from argosy.supervise.standalone import record_standalone as record_standalone
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -18,6 +18,7 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
+from argosy.supervise import record_standalone
 from argosy.train.arena import Arena, arena_folders
 from argosy.train.arguments import check_count, check_directory, check_name, check_run, check_whole, parse_parent
 from argosy.train.checkpoint_schedule import Keep, Saves
@@ -95,7 +96,6 @@ class Run:
         self.parallel = Parallel()
         self.scribe = Scribe(self)
         self._until: int | None = None
-        self.page = take_over_steps() if self.crew.kind != "foreign" else None
         self._lost_at: tuple[float, str] | None = None
         self._broken = ""
         """Why no step can follow."""
@@ -103,6 +103,9 @@ class Run:
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
             check_directory(self.directory)
+        if here().launcher != "argosy":
+            record_standalone(self.directory, self.rank, self.size, self.crew.gather)
+        self.page = take_over_steps() if self.crew.kind != "foreign" else None
         if self.crew.kind == "foreign":
             self.say(
                 "not under `argosy run`: a lost rank is not replaced; the next launch resumes from the last checkpoint"
