@@ -5,15 +5,15 @@ what they know. A call computes the loss and adds to `.grad`, as `loss.backward(
 or differs between ranks, runs eagerly, and `reason` says why.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from argosy.core import ArgosyError, ConfigError
 from argosy.cost import Chip, Recipe, load_chip
 from argosy.graph import _torch
-from argosy.graph.certificate import Certificate, apply_passes, order_hash
+from argosy.graph.certificate import Certificate, order_hash
+from argosy.graph.certificate_cache import apply_passes_once
+from argosy.graph.inductor import compile_regions, use_compiled
 from argosy.graph.passes import PASSES, Pass
 from argosy.graph.shard import Shard
 from argosy.graph.step_capture import StepGraph, capture_model
@@ -36,51 +38,72 @@ class CompiledStep:
         self.certificates: list[Certificate] = []
         self.reason = ""
         """Why the step runs eagerly; empty if it runs as a graph."""
+        self.notes: list[str] = []
+        """What did not go as asked but does not matter to the result, as a part that the compiler refused."""
+        self.regions = 0
+        """How many parts of the graph run as compiled code."""
         self._loss, self._mesh = loss, mesh
-        self._step: StepGraph | None = None
+        self._run: Callable[..., Any] | None = None
         self._shapes: list[Any] = []
+        self._shards: list[Shard] = []
+        self._places: list[tuple[nn.Module, str]] = []
+        self._buffers: list[tuple[nn.Module, str]] = []
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Compute the loss of the batch, and add to the gradients."""
-        if self._step is None or [(each.shape, each.dtype) for each in batch] != self._shapes:
+        if self._run is None or [(each.shape, each.dtype) for each in batch] != self._shapes:
             return self._eager(batch)
-        named = dict(self.model.named_parameters())
-        shards = self._step.shards
-        flat = [local_part(named[name], each) for name, each in shards.items()]
+        parameters = [cast(nn.Parameter, module._parameters[key]) for module, key in self._places]
         with torch.no_grad():
-            loss, *grads = self._step.module(*flat, *self.model.buffers(), *batch)
-            for (name, each), grad in zip(((n, s) for n, s in shards.items() if s.trained), grads, strict=True):
+            flat = [local_part(each, shard) for each, shard in zip(parameters, self._shards, strict=True)]
+            loss, *grads = self._run(*flat, *[module._buffers[key] for module, key in self._buffers], *batch)
+            trained = (each for each, shard in zip(parameters, self._shards, strict=True) if shard.trained)
+            for parameter, grad in zip(trained, grads, strict=True):
                 if grad is not None:
-                    self._add(named[name], each, grad)
+                    add_gradient(parameter, grad)
         return loss
 
     def _eager(self, batch: tuple[Tensor, ...]) -> Tensor:
         loss = self._loss(self.model, *batch)
         loss.backward()
-        if self.recipe.dp > 1:
+        if self.recipe.dp > 1 and self.recipe.fsdp == 1:
             for each in self.model.parameters():
                 if each.grad is not None:
                     dist.all_reduce(each.grad, group=self._mesh.get_group("dp") if self._mesh else None)
                     each.grad /= self.recipe.dp
         return loss.detach()
 
-    def _add(self, parameter: nn.Parameter, shard: Shard, grad: Tensor) -> None:
-        if isinstance(parameter, DTensor):
-            local = cast(DTensor, parameter).to_local()
-            grad = DTensor.from_local(
-                grad[: local.shape[0]],
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+    def adopt(self, step: StepGraph, module: fx.GraphModule, batch: tuple[Tensor, ...]) -> None:
+        """Run this module, which is the step's or equal to it, from now on, for batches of these shapes."""
+        module.recompile()
+        self._shards = list(step.shards.values())
+        places = {name: place for name, place in named_places(self.model, "_parameters")}
+        self._places = [places[name] for name in step.shards]
+        buffers = {name: place for name, place in named_places(self.model, "_buffers")}
+        self._buffers = [buffers[name] for name, _ in self.model.named_buffers()]
+        self._run, self._shapes = module, [(each.shape, each.dtype) for each in batch]
 
-    def adopt(self, step: StepGraph, batch: tuple[Tensor, ...]) -> None:
-        """Run this graph from now on, for batches of these shapes."""
-        step.module.recompile()
-        self._step, self._shapes = step, [(each.shape, each.dtype) for each in batch]
+
+def named_places(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
+    """Where each parameter or buffer is kept, by its name: looking them up by name at each step takes long."""
+    for path, module in model.named_modules():
+        for key in getattr(module, kind):
+            yield f"{path}.{key}" if path else key, (module, key)
+
+
+def add_gradient(parameter: nn.Parameter, grad: Tensor) -> None:
+    """Add to `.grad` as autograd does: in place if there is one."""
+    if isinstance(parameter, DTensor):
+        rows = _torch.local_of(parameter).shape[0] if grad.dim() else 0
+        grad = grad[:rows] if grad.dim() and rows != grad.shape[0] else grad
+        if parameter.grad is None:
+            parameter.grad = _torch.sharded_like(grad, parameter)
+        else:
+            _torch.local_of(parameter.grad).add_(grad)
+    elif parameter.grad is None:
+        parameter.grad = grad
+    else:
+        parameter.grad.add_(grad)
 
 
 def compile(
@@ -91,10 +114,12 @@ def compile(
     recipe: Recipe | str | None = None,
     chip: Chip | None = None,
     passes: Mapping[str, Pass] | None = None,
+    inductor: bool = True,
 ) -> CompiledStep:
     """Capture `loss(model, *batch)` with its backward pass, rewrite it, and return it ready to run on this rank.
 
-    Every rank calls this with the same model. Under `fsdp=N` the model is sharded by FSDP2 afterwards.
+    Every rank calls this with the same model. Under `fsdp=N` the model is sharded by FSDP2 afterwards. With `inductor`,
+    torch's compiler takes what is between the collectives; the first time this takes a minute, later seconds.
 
     Raises:
         ConfigError: the recipe asks for `tp` or `pp`, which only predictions know, or for another number of ranks.
@@ -118,11 +143,27 @@ def compile(
     agreed = agree(found if isinstance(found, str) else order_hash(found[0].graph))
     if agreed:
         compiled.reason = agreed if isinstance(found, tuple) else found
-    else:
-        assert isinstance(found, tuple)
-        compiled.certificates = found[1]
-        compiled.adopt(found[0], batch)
+        return compiled
+    assert isinstance(found, tuple)
+    step, compiled.certificates = found
+    module = step.module
+    if inductor:
+        made = compile_regions(step)
+        keys = agree_on(made.functions.keys())
+        module, compiled.regions = use_compiled(step, made, keys)
+        compiled.notes += [f"a part of the graph is not compiled: {each}" for each in made.failures.values()]
+    compiled.adopt(step, module, batch)
     return compiled
+
+
+def agree_on(keys: Iterable[str]) -> set[str]:
+    """What all ranks have: replicas must compute with the same code, or they would drift apart by rounding."""
+    mine = set(keys)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return mine
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, sorted(mine))
+    return mine.intersection(*found)
 
 
 def rewritten(
@@ -136,7 +177,8 @@ def rewritten(
     """The captured step after all passes that proved themselves, or why there is none."""
     try:
         step = capture_model(training, batch, recipe, groups, _torch.FakeTensorMode())
-        return apply_passes(step, PASSES if passes is None else passes, chip or load_chip("cpu"))
+        after, certificates, _ = apply_passes_once(step, PASSES if passes is None else passes, chip or load_chip("cpu"))
+        return after, certificates
     except ArgosyError as error:
         return f"not captured: {error}"
 
@@ -164,8 +206,6 @@ def shard_with_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def local_part(parameter: nn.Parameter, shard: Shard) -> Tensor:
     """This rank's rows, padded to the number that every rank has."""
-    if not isinstance(parameter, DTensor):
-        return parameter.detach()
-    local = cast(DTensor, parameter).to_local().detach()
-    missing = shard.rows - local.shape[0]
+    local = _torch.local_of(parameter)
+    missing = shard.rows - local.shape[0] if isinstance(parameter, DTensor) and local.dim() else 0
     return F.pad(local, [0, 0] * (local.dim() - 1) + [0, missing]) if missing else local
