@@ -9,9 +9,16 @@ import pytest
 import torch
 from graph.models import Tiny, batch, loss
 from torch import nn
+from torch.fx import GraphModule
 
 from argosy.core import ConfigError
-from argosy.graph import compile
+from argosy.cost import Recipe, load_chip
+from argosy.graph import PASSES, Training, capture, compile
+from argosy.graph.certificate import graph_text, random_inputs
+from argosy.graph.certificate_cache import apply_passes_once
+from argosy.graph.inductor import check_region
+from argosy.graph.regions import find_regions, region_key, with_compiled
+from argosy.graph.track_record import PROFILED, TIMED
 
 HERE = Path(__file__).resolve().parent
 
@@ -32,7 +39,7 @@ for block in second.blocks:
 fully_shard(second)
 torch.manual_seed(dist.get_rank())
 rows = [batch(2) for _ in range(3)]
-step = compile(first, loss, rows[0], recipe="fsdp=2 micro=2", passes={{"bucket": PASSES["bucket"]}})
+step = compile(first, loss, rows[0], recipe="fsdp=2 micro=2", passes={{"bucket": PASSES["bucket"]}}, inductor={inductor})
 optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (first, second)]
 worst = 0.0
 for each in rows:
@@ -48,33 +55,40 @@ for each in rows:
 odd = step(*batch(1))
 kept = [c.name for c in step.certificates if c.kept]
 if dist.get_rank() == 0:
-    print(json.dumps([worst, step.reason, kept, float(odd)]))
+    print(json.dumps([worst, step.reason, kept, float(odd), step.regions, step.notes]))
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.soak
-def test_two_ranks_train_as_under_fsdp2(tmp_path: Path):
+@pytest.mark.system
+@pytest.mark.parametrize("inductor", [False, True])
+def test_two_ranks_train_as_under_fsdp2(tmp_path: Path, inductor: bool):
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(tests=str(HERE.parent), store=f"file://{tmp_path}/store"))
+    script.write_text(SCRIPT.format(tests=str(HERE.parent), store=f"file://{tmp_path}/store", inductor=inductor))
     command = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for r in range(2)
     ]
-    done = [each.communicate(timeout=300) for each in ranks]
+    try:
+        done = [each.communicate(timeout=500) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
     assert [each.returncode for each in ranks] == [0, 0], done[0][1][-3000:]
-    worst, reason, kept, odd = json.loads(done[0][0].splitlines()[-1])
+    worst, reason, kept, odd, regions, notes = json.loads(done[0][0].splitlines()[-1])
     assert reason == ""
     assert worst < 1e-5
     assert "bucket" in kept
     assert odd > 0
+    assert (regions > 0) == inductor, notes
+    assert notes == []
 
 
 def test_one_rank_is_equal_to_eager_and_accumulates():
     model = Tiny()
     rows = batch(2)
-    step = compile(model, loss, rows)
+    step = compile(model, loss, rows, inductor=False)
     assert step.reason == ""
     found = [step(*rows), step(*rows)]
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -104,3 +118,83 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why():
 def test_recipes_that_cannot_run_here_are_refused(text: str):
     with pytest.raises(ConfigError):
         compile(Tiny(), loss, batch(1), recipe=text)
+
+
+def test_equal_layers_are_one_region():
+    """A model of three equal layers has the distinct regions of one with two, as its first and last may differ."""
+    found: list[tuple[int, int]] = []
+    for layers in (3, 5):
+        step = capture(Training(lambda n=layers: Tiny(layers=n), batch, loss), Recipe(micro=2))
+        regions = find_regions(step.graph)
+        assert sum(len(each.nodes) for each in regions) > 0.8 * sum(n.op == "call_function" for n in step.graph.nodes)
+        found.append((len(regions), len({region_key(each, each.module()) for each in regions})))
+    assert found[1][0] > found[0][0]
+    assert found[1][1] == found[0][1]
+
+
+def test_regions_compute_what_the_graph_computes():
+    """Cutting a graph into regions and calling them changes nothing."""
+    step = capture(Training(lambda: Tiny(layers=2), batch, loss), Recipe(micro=2))
+    regions = find_regions(step.graph)
+    cut = GraphModule(step.module, with_compiled(step.graph, regions, [each.module().forward for each in regions]))
+    parameters, buffers, batches = random_inputs(step, 0)
+    inputs = [each.float() for each in (*parameters.values(), *buffers.values())] + batches[0]
+    with torch.no_grad():
+        for a, b in zip(step.module(*inputs), cut(*inputs), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_compiler_that_errs_is_caught():
+    step = capture(Training(lambda: Tiny(layers=1), batch, loss), Recipe(micro=2))
+    module = max(find_regions(step.graph), key=lambda each: len(each.nodes)).module()
+    assert check_region(module, module) == 0
+    with pytest.raises(ValueError, match="errs by"):
+        check_region(module, lambda *x: tuple(each * 1.001 for each in module(*x)))
+    with pytest.raises(ValueError, match="shape, stride or dtype"):
+        check_region(module, lambda *x: tuple(each.double() for each in module(*x)))
+
+
+def test_a_failed_compiler_leaves_the_graph_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    def broken(_module: object) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr("argosy.graph.inductor.compile_module", broken)
+    model, rows = Tiny(layers=1), batch(2)
+    step = compile(model, loss, rows, passes={})
+    assert step.reason == ""
+    assert step.regions == 0
+    assert "no C++ compiler" in step.notes[0]
+    assert torch.allclose(step(*rows), loss(model, *rows).detach(), rtol=1e-6)
+
+
+def test_certificates_come_from_disk_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    step = capture(Training(lambda: Tiny(layers=1), batch, loss), Recipe(fsdp=2))
+    passes, chip = {"canonicalise": PASSES["canonicalise"], "bucket": PASSES["bucket"]}, load_chip("cpu")
+    first, proven, stored = apply_passes_once(step, passes, chip)
+    second, found, again = apply_passes_once(step, passes, chip)
+    assert (stored, again) == (False, True)
+    assert found == proven
+    assert graph_text(second.graph) == graph_text(first.graph)
+    assert not apply_passes_once(step, {"canonicalise": PASSES["canonicalise"]}, chip)[2]
+    for each in tmp_path.rglob("*.json"):
+        each.write_text('{"after": "x", "certificates": []}')
+    assert not apply_passes_once(step, passes, chip)[2]
+
+
+def test_the_prediction_is_recorded_beside_what_happened(monkeypatch: pytest.MonkeyPatch):
+    written: list[dict[str, object]] = []
+    monkeypatch.setattr("argosy.graph.track_record.rank_journal.write", lambda kind, **all: written.append(all))
+    rows = batch(2)
+    step = compile(Tiny(layers=1), loss, rows, passes={}, inductor=False)
+    for _ in range(PROFILED + TIMED + 3):
+        step(*rows)
+    assert len(written) == 1
+    assert step.record is None
+    predicted, measured = written[0]["predicted"], written[0]["measured"]
+    assert isinstance(predicted, dict)
+    assert isinstance(measured, dict)
+    assert predicted["low_s"] < predicted["step_s"] < predicted["high_s"]
+    assert measured["step_s"] > 0
+    assert {"matmul", "memory", "attention"} <= predicted["classes"].keys() & measured["classes"].keys()
+    assert predicted["peak_bytes"] == pytest.approx(measured["peak_bytes"], rel=0.1)

@@ -46,8 +46,10 @@ __all__ = [
     "UnknownOperator",
     "c10d",
     "local_of",
+    "memory_changes",
     "non_strict_tracing",
     "number_backward_nodes",
+    "profiler_enabled",
     "recompute_tagged",
     "sharded_like",
     "swap_in_buffers",
@@ -71,3 +73,13 @@ def local_of(value: Tensor) -> Tensor:
 def sharded_like(local: Tensor, other: Tensor) -> Tensor:
     """A DTensor with the layout of another; `DTensor.from_local` costs five times as much."""
     return DTensor(local, cast(Any, other)._spec, requires_grad=False)
+
+
+def memory_changes(profile: Any) -> list[int]:
+    """Bytes that were allocated (positive) and released, in order, while a profile with `profile_memory` ran."""
+    return [int(event.nbytes()) for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+
+
+def profiler_enabled() -> bool:
+    """Whether somebody profiles already: two profilers at once are an error."""
+    return bool(cast(Any, torch)._C._autograd._profiler_enabled())

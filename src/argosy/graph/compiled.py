@@ -27,6 +27,7 @@ from argosy.graph.inductor import compile_regions, use_compiled
 from argosy.graph.passes import PASSES, Pass
 from argosy.graph.shard import Shard
 from argosy.graph.step_capture import StepGraph, capture_model
+from argosy.graph.track_record import TrackRecord, predicted_step
 from argosy.graph.training import Training, layer_lists
 
 
@@ -42,6 +43,8 @@ class CompiledStep:
         """What did not go as asked but does not matter to the result, as a part that the compiler refused."""
         self.regions = 0
         """How many parts of the graph run as compiled code."""
+        self.record: TrackRecord | None = None
+        """Compares the first steps with their prediction, in the journal of the run."""
         self._loss, self._mesh = loss, mesh
         self._run: Callable[..., Any] | None = None
         self._shapes: list[Any] = []
@@ -53,6 +56,14 @@ class CompiledStep:
         """Compute the loss of the batch, and add to the gradients."""
         if self._run is None or [(each.shape, each.dtype) for each in batch] != self._shapes:
             return self._eager(batch)
+        if self.record is not None:
+            value = self.record.watch(lambda: self._graph(batch))
+            self.record = None if self.record.done else self.record
+            return value
+        return self._graph(batch)
+
+    def _graph(self, batch: tuple[Tensor, ...]) -> Tensor:
+        assert self._run is not None
         parameters = [cast(nn.Parameter, module._parameters[key]) for module, key in self._places]
         with torch.no_grad():
             flat = [local_part(each, shard) for each, shard in zip(parameters, self._shards, strict=True)]
@@ -153,6 +164,8 @@ def compile(
         module, compiled.regions = use_compiled(step, made, keys)
         compiled.notes += [f"a part of the graph is not compiled: {each}" for each in made.failures.values()]
     compiled.adopt(step, module, batch)
+    used = chip or load_chip("cpu")
+    compiled.record = TrackRecord(predicted_step(step, used), str(recipe), used.name, compiled.regions)
     return compiled
 
 
