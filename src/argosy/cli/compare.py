@@ -86,7 +86,9 @@ def show_forecast(each: "Forecast") -> None:
         for name, (a, b) in sorted(each.classes.items(), key=lambda each: -each[1][1])
     ]
     print_table(["MS", "PREDICTED", "MEASURED", "INTERVAL"], rows, right=[1, 2, 3])
-    print(f"peak beyond parameters: predicted {each.peak_bytes[0] / 1e6:.1f} MB, measured {each.peak_bytes[1] / 1e6:.1f}")
+    print(
+        f"peak beyond parameters: predicted {each.peak_bytes[0] / 1e6:.1f} MB, measured {each.peak_bytes[1] / 1e6:.1f}"
+    )
 
 
 def came(found: "Comparison") -> str:

@@ -1,13 +1,13 @@
 """Run a captured step on real ranks: one graph for forward and backward, collectives joined, certificates kept.
 
-The model keeps its parameters: sharded by FSDP2 under `fsdp=N`, so that optimizers, clipping, checkpoints and `Run` see
-what they know. A call computes the loss and adds to `.grad`, as `loss.backward()` does. Whatever cannot be captured,
+The model keeps its parameters: sharded by FSDP2 under `fsdp=N`, split by torch's tensor parallelism under `tp=N`, so
+that optimizers, checkpoints and `Run` see what they know. A call computes the loss and adds to `.grad`, as `loss.backward()` does. Whatever cannot be captured,
 or differs between ranks, runs eagerly, and `reason` says why.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -17,15 +17,17 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from argosy.core import ArgosyError, ConfigError
 from argosy.cost import Chip, Recipe, load_chip
 from argosy.graph import _torch
+from argosy.graph.agreement import agree
 from argosy.graph.certificate import Certificate, order_hash
 from argosy.graph.certificate_cache import apply_passes_once
-from argosy.graph.inductor import compile_regions, use_compiled
+from argosy.graph.inductor import Compiled, compile_regions, use_compiled
 from argosy.graph.passes import PASSES, Pass
-from argosy.graph.shard import Shard
+from argosy.graph.shard import Shard, split_kind
 from argosy.graph.step_capture import StepGraph, capture_model
 from argosy.graph.track_record import TrackRecord, predicted_step
 from argosy.graph.training import Training, layer_lists
@@ -52,17 +54,17 @@ class CompiledStep:
         self._places: list[tuple[nn.Module, str]] = []
         self._buffers: list[tuple[nn.Module, str]] = []
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        """Compute the loss of the batch, and add to the gradients."""
+    def __call__(self, *batch: Tensor, scale: float = 1.0) -> Tensor:
+        """Compute the loss of the batch, and add `scale` times its gradients, as `(loss * scale).backward()` does."""
         if self._run is None or [(each.shape, each.dtype) for each in batch] != self._shapes:
-            return self._eager(batch)
+            return self._eager(batch, scale)
         if self.record is not None:
-            value = self.record.watch(lambda: self._graph(batch))
+            value = self.record.watch(lambda: self._graph(batch, scale))
             self.record = None if self.record.done else self.record
             return value
-        return self._graph(batch)
+        return self._graph(batch, scale)
 
-    def _graph(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _graph(self, batch: tuple[Tensor, ...], scale: float) -> Tensor:
         assert self._run is not None
         parameters = [cast(nn.Parameter, module._parameters[key]) for module, key in self._places]
         with torch.no_grad():
@@ -71,18 +73,28 @@ class CompiledStep:
             trained = (each for each, shard in zip(parameters, self._shards, strict=True) if shard.trained)
             for parameter, grad in zip(trained, grads, strict=True):
                 if grad is not None:
-                    add_gradient(parameter, grad)
+                    add_gradient(parameter, grad if scale == 1.0 else grad * scale)
         return loss
 
-    def _eager(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _eager(self, batch: tuple[Tensor, ...], scale: float) -> Tensor:
+        before = {id(each): each.grad for each in self.model.parameters()} if self._sums_by_hand else {}
+        if before:
+            self.model.zero_grad()
         loss = self._loss(self.model, *batch)
-        loss.backward()
-        if self.recipe.dp > 1 and self.recipe.fsdp == 1:
-            for each in self.model.parameters():
-                if each.grad is not None:
-                    dist.all_reduce(each.grad, group=self._mesh.get_group("dp") if self._mesh else None)
-                    each.grad /= self.recipe.dp
+        (loss * scale).backward()
+        for each in self.model.parameters() if before else ():
+            if each.grad is not None:
+                assert self._mesh is not None
+                dist.all_reduce(each.grad, group=self._mesh.get_group("dp"))
+                each.grad /= self.recipe.dp
+            if (kept := before[id(each)]) is not None:
+                each.grad = kept if each.grad is None else kept + each.grad
         return loss.detach()
+
+    @property
+    def _sums_by_hand(self) -> bool:
+        """Whether nobody else sums gradients over `dp` when the step runs eagerly."""
+        return self.recipe.dp > 1 and self.recipe.fsdp == 1
 
     def adopt(self, step: StepGraph, module: fx.GraphModule, batch: tuple[Tensor, ...]) -> None:
         """Run this module, which is the step's or equal to it, from now on, for batches of these shapes."""
@@ -133,50 +145,39 @@ def compile(
     torch's compiler takes what is between the collectives; the first time this takes a minute, later seconds.
 
     Raises:
-        ConfigError: the recipe asks for `tp` or `pp`, which only predictions know, or for another number of ranks.
+        ConfigError: the recipe asks for `pp`, which only predictions know, or for another number of ranks.
     """
     recipe = Recipe.parse(recipe) if isinstance(recipe, str) else recipe or Recipe()
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    if recipe.tp > 1 or recipe.pp > 1 or recipe.accumulate > 1:
+    if recipe.pp > 1 or recipe.accumulate > 1:
         raise ConfigError(
-            f"a compiled step knows dp, fsdp, recompute and dtype: {recipe}",
-            hint="tp and pp are predicted by `argosy plan`; for accumulation, call the step several times",
+            f"a compiled step knows dp, fsdp, tp, recompute and dtype: {recipe}",
+            hint="pp is predicted by `argosy plan`; for accumulation, call the step several times",
         )
     if recipe.world != ranks:
         raise ConfigError(f"the recipe is for {recipe.world} ranks, there are {ranks}")
-    sizes = {dim: getattr(recipe, dim) for dim in ("dp", "fsdp") if getattr(recipe, dim) > 1}
+    sizes = {dim: getattr(recipe, dim) for dim in ("dp", "fsdp", "tp") if getattr(recipe, dim) > 1}
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
     compiled = CompiledStep(model, loss, recipe, mesh)
     groups = {dim: cast(Any, mesh).get_group(dim).group_name for dim in sizes}
     found = rewritten(Training(lambda: model, lambda _: batch, loss), batch, recipe, groups, chip, passes)
-    if mesh is not None and recipe.fsdp > 1:
-        shard_with_fsdp2(model, mesh)
-    agreed = agree(found if isinstance(found, str) else order_hash(found[0].graph))
-    if agreed:
-        compiled.reason = agreed if isinstance(found, tuple) else found
+    if mesh is not None:
+        shard_model(model, mesh, recipe)
+    if isinstance(found, str):
+        compiled.reason = agree("", (), found).reason or found
         return compiled
-    assert isinstance(found, tuple)
     step, compiled.certificates = found
-    module = step.module
-    if inductor:
-        made = compile_regions(step)
-        keys = agree_on(made.functions.keys())
-        module, compiled.regions = use_compiled(step, made, keys)
-        compiled.notes += [f"a part of the graph is not compiled: {each}" for each in made.failures.values()]
+    made = compile_regions(step) if inductor else Compiled({}, {}, 0.0)
+    agreed = agree(order_hash(step.graph), made.functions.keys(), "")
+    if agreed.reason:
+        compiled.reason = agreed.reason
+        return compiled
+    module, compiled.regions = use_compiled(step, made, agreed.regions) if agreed.regions else (step.module, 0)
+    compiled.notes += [f"a part of the graph is not compiled: {each}" for each in made.failures.values()]
     compiled.adopt(step, module, batch)
     used = chip or load_chip("cpu")
     compiled.record = TrackRecord(predicted_step(step, used), str(recipe), used.name, compiled.regions)
     return compiled
-
-
-def agree_on(keys: Iterable[str]) -> set[str]:
-    """What all ranks have: replicas must compute with the same code, or they would drift apart by rounding."""
-    mine = set(keys)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return mine
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, sorted(mine))
-    return mine.intersection(*found)
 
 
 def rewritten(
@@ -196,25 +197,17 @@ def rewritten(
         return f"not captured: {error}"
 
 
-def agree(mine: str) -> str:
-    """Empty if all ranks have a graph with the same collectives, else what differs."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return mine if mine.startswith("not captured") else ""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    failed = [f"rank {rank}: {each}" for rank, each in enumerate(found) if each.startswith("not captured")]
-    if failed:
-        return failed[0]
-    return "" if len(set(found)) == 1 else f"the ranks have different collectives: {', '.join(found)}"
-
-
-def shard_with_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard each of the equal layers, then the rest, as FSDP2's users do."""
-    inner = mesh["fsdp"]
-    whole = mesh if mesh.ndim > 1 else inner
-    for layer in [each for _, layers in layer_lists(model)[:1] for each in layers.children()]:
-        fully_shard(layer, mesh=whole)
-    fully_shard(model, mesh=whole)
+def shard_model(model: nn.Module, mesh: DeviceMesh, recipe: Recipe) -> None:
+    """Split linear layers by torch's tensor parallelism, then shard by FSDP2: the equal layers each, then the rest."""
+    if recipe.tp > 1:
+        kinds = {path: split_kind(path, module) for path, module in model.named_modules()}
+        styles = {"column": ColwiseParallel, "row": RowwiseParallel}
+        parallelize_module(model, mesh["tp"], {path: styles[kind]() for path, kind in kinds.items() if kind})
+    if recipe.fsdp > 1:
+        whole = mesh["dp", "fsdp"] if recipe.dp > 1 else mesh["fsdp"]
+        for layer in [each for _, layers in layer_lists(model)[:1] for each in layers.children()]:
+            fully_shard(layer, mesh=whole)
+        fully_shard(model, mesh=whole)
 
 
 def local_part(parameter: nn.Parameter, shard: Shard) -> Tensor:

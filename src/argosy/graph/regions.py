@@ -72,7 +72,9 @@ def find_regions(graph: fx.Graph) -> list[Region]:
     close(found, now)
     for each in found:
         complete(each)
-    return [e for e in found if e.outputs and all(isinstance(n.meta.get("val"), Tensor) for n in (*e.inputs, *e.outputs))]
+    return [
+        e for e in found if e.outputs and all(isinstance(n.meta.get("val"), Tensor) for n in (*e.inputs, *e.outputs))
+    ]
 
 
 def close(found: list[Region], nodes: list[fx.Node]) -> list[fx.Node]:

@@ -38,7 +38,7 @@ def row_stats(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_slopes_(logits: Tensor, targets: Tensor, norms: Tensor, weights: Tensor) -> Tensor:
-    """In place: the gradient of each row's norm minus its target's logit, times the weight of the row; 0 where that is."""
+    """In place: the gradient of each row's norm minus its target's logit, times the row's weight; 0 where that is."""
     if by_triton(logits):
         from argosy.kernels.triton_rows import slopes_
 

@@ -70,9 +70,7 @@ def stats(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     norms, labels = (torch.empty(rows, dtype=dtype, device=logits.device) for _ in range(2))
     launch: Any = row_stats
-    launch[(rows,)](
-        logits, targets, norms, labels, columns, logits.stride(0), BLOCK=COLUMNS, WIDE=wide(logits.dtype)
-    )
+    launch[(rows,)](logits, targets, norms, labels, columns, logits.stride(0), BLOCK=COLUMNS, WIDE=wide(logits.dtype))
     return norms, labels
 
 
@@ -80,9 +78,7 @@ def slopes_(logits: Tensor, targets: Tensor, norms: Tensor, weights: Tensor) -> 
     """Turn logits into slopes, in place."""
     rows, columns = logits.shape
     launch: Any = row_slopes
-    launch[(rows,)](
-        logits, targets, norms, weights, columns, logits.stride(0), BLOCK=COLUMNS, WIDE=wide(logits.dtype)
-    )
+    launch[(rows,)](logits, targets, norms, weights, columns, logits.stride(0), BLOCK=COLUMNS, WIDE=wide(logits.dtype))
     return logits
 
 
