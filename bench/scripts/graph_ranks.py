@@ -50,6 +50,9 @@ def main(kind: str, shape: str, store: str, ranks: int, steps: int, rank: int) -
         assert not step.reason, step.reason
     else:
         model = shard(model, init_device_mesh("cpu", (ranks,)))
+        if kind == "fsdp2 compiled":
+            for layer in model.layers:
+                layer.compile()
 
         def step(x, y):
             value = loss(model, x, y)

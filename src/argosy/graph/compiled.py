@@ -1,8 +1,8 @@
 """Run a captured step on real ranks: one graph for forward and backward, collectives joined, certificates kept.
 
 The model keeps its parameters: sharded by FSDP2 under `fsdp=N`, split by torch's tensor parallelism under `tp=N`, so
-that optimizers, checkpoints and `Run` see what they know. A call computes the loss and adds to `.grad`, as `loss.backward()` does. Whatever cannot be captured,
-or differs between ranks, runs eagerly, and `reason` says why.
+that optimizers, checkpoints and `Run` see what they know. A call computes the loss and adds to `.grad`, as
+`loss.backward()` does. Whatever cannot be captured, or differs between ranks, runs eagerly, and `reason` says why.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -100,9 +100,9 @@ class CompiledStep:
         """Run this module, which is the step's or equal to it, from now on, for batches of these shapes."""
         module.recompile()
         self._shards = list(step.shards.values())
-        places = {name: place for name, place in named_places(self.model, "_parameters")}
+        places = dict(named_places(self.model, "_parameters"))
         self._places = [places[name] for name in step.shards]
-        buffers = {name: place for name, place in named_places(self.model, "_buffers")}
+        buffers = dict(named_places(self.model, "_buffers"))
         self._buffers = [buffers[name] for name, _ in self.model.named_buffers()]
         self._run, self._shapes = module, [(each.shape, each.dtype) for each in batch]
 

@@ -68,6 +68,8 @@ class TrackRecord:
         self._times: list[float] = []
         self._measured: dict[str, Any] = {}
         self.done = False
+        self.found: dict[str, Any] = {}
+        """The record, once it is written."""
 
     def watch(self, run: Callable[[], Tensor]) -> Tensor:
         """Run one step; what goes wrong with the watching never reaches it."""
@@ -82,7 +84,8 @@ class TrackRecord:
         if len(self._times) == TIMED:
             self.done = True
             measured = {**self._measured, "step_s": statistics.median(self._times)}
-            rank_journal.write("prediction", **self._about, measured=measured)
+            self.found = {**self._about, "measured": measured}
+            rank_journal.write("prediction", **self.found)
         return result
 
 

@@ -13,7 +13,7 @@ LOGITS_BYTES_GPU = 256 << 20
 
 
 def chunk_rows(columns: int, like: Tensor) -> int:
-    """Rows of a chunk; a function of sizes and the kind of device alone, so that the bits do not depend on the machine."""
+    """Rows of a chunk, by sizes and kind of device alone: the bits must not depend on the machine."""
     limit = LOGITS_BYTES if like.device.type == "cpu" else LOGITS_BYTES_GPU
     return max(32, limit // max(1, columns * like.element_size()))
 
