@@ -77,7 +77,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[GainRecord]
     new: list[str]
     """Kinds of verdicts that only B has."""
-    forecasts: list[Forecast]
+    forecasts: list[Forecast] = []
     """Of the runs that compiled their step with `argosy.compile`."""
 
 
