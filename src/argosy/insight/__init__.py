@@ -9,6 +9,7 @@ from argosy._lazy import lazy
 
 if TYPE_CHECKING:
     from argosy.insight.compare import Comparison as Comparison
+    from argosy.insight.compare import Forecast as Forecast
     from argosy.insight.compare import compare_runs as compare_runs
     from argosy.insight.exports import export_run as export_run
     from argosy.insight.exports import send_otlp as send_otlp
