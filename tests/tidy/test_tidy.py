@@ -42,6 +42,7 @@ FOLDERS = {
     ],
     "train": [{"adapters"}, {""}],
     "control": [{""}, {"policies"}],
+    "sim": [{""}, {"fleet"}],
 }
 """The folders of a room, top first: a file imports from lower lines, or from its own folder. "" is the room itself."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from argosy.control import (
+    RETURN_S,
     AskKernel,
     ChildEnded,
     ChildForked,
@@ -20,6 +21,8 @@ from argosy.control import (
     ForHost,
     ForkRanks,
     ForRun,
+    HostEffect,
+    HostEvent,
     HostTick,
     HostWakeAt,
     ImportIn,
@@ -58,8 +61,6 @@ from argosy.control import (
     recover,
     recovered,
 )
-from argosy.control.host_events import HostEffect, HostEvent
-from argosy.control.zygotes import RETURN_S
 from argosy.core import RankId, WaitStatus
 from argosy.observe import Flag
 from argosy.sim.fleet.sim_process import SimProcess, SimZygote, read_back
