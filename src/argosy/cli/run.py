@@ -1,5 +1,6 @@
 """`argosy run`: torchrun's flags and more."""
 
+import os
 import sys
 from typing import Any
 
@@ -32,7 +33,9 @@ OF_TORCHRUN = frozenset(
     help="Ranks; `cpu` or `auto`: one per core. Default: one process, as python runs it.",
 )
 @click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
-@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: local:K, ssh:HOST,HOST.")
+@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, local:K, ssh:HOST,HOST.")
+@click.option("--spares", type=click.IntRange(0), default=0, help="Hosts to keep for the place of one that is lost.")
+@click.option("--dry-run", is_flag=True, help="With --on slurm: print the batch script, and submit nothing.")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program, not Python; the same as `-- PROGRAM`.")
@@ -88,11 +91,14 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
       argosy run -n 4 -m package.train        a module
       argosy run -n 4 -- ./program --flag     any program
     """
+    from argosy.cli.allocation import GRACE_S, notice_allocation, wants_job
     from argosy.cli.launch_builder import Options, start
 
+    if not options["standalone"]:
+        options["engine"] = notice_allocation(options["engine"], os.environ)
     given = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     fields = {name: value for name, value in options.items() if name in Options.__struct_fields__}
-    chosen = Options(**fields, alone=not given & OF_TORCHRUN)
+    chosen = Options(**fields, alone=not given & OF_TORCHRUN and options["engine"] is None)
     # torchrun's --run-path overrides its --no-python.
     program = (chosen.no_python and not options["run_path"]) or ctx.meta.get("argosy.program", False)
     for line in say_ignored({name for name, value in options.items() if value is not None}):
@@ -102,4 +108,12 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
             f"only one node is supported yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
             hint="-n sets the number of ranks on this host",
         )
+    if wants_job(chosen.engine, os.environ):
+        from argosy.cli.job import run_as_job
+
+        sys.exit(run_as_job(chosen, script, sys.argv[2:], len(args) + 1, dry=options["dry_run"]))
+    if options["dry_run"]:
+        raise ConfigError("--dry-run shows what would be submitted: it needs --on slurm, outside an allocation")
+    if chosen.engine == "slurm" and "grace" not in given:
+        chosen.grace = GRACE_S
     sys.exit(start(chosen, script, list(args), program))

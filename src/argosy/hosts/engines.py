@@ -5,6 +5,7 @@ command is a child of this machine that ends when the host's does: its exit is t
 """
 
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -38,18 +39,23 @@ class HostEngine(Protocol):
         """What `argosy agent` has to be told there; `runtime` is the head's runtime directory."""
         ...
 
+    def reason(self, name: str, code: int) -> str:
+        """Why the command on a host ended with this code, as the engine knows it."""
+        ...
+
     def close(self) -> None:
         """Undo what `open` did. Everything on the hosts has ended."""
         ...
 
 
 def find_engine(text: str, run: str) -> HostEngine:
-    """The engine that `--on` names, for one run: `local:K` or `ssh:HOST,HOST`.
+    """The engine that `--on` names, for one run: `local:K`, `ssh:HOST,HOST` or, within an allocation, `slurm`.
 
     Raises:
         ConfigError: there is none of this name.
     """
     from argosy.hosts.local import LocalEngine
+    from argosy.hosts.slurm import SlurmEngine
     from argosy.hosts.ssh import SshEngine
 
     kind, _, rest = text.partition(":")
@@ -57,4 +63,21 @@ def find_engine(text: str, run: str) -> HostEngine:
         return LocalEngine(int(rest), run)
     if kind == "ssh" and rest:
         return SshEngine([name.strip() for name in rest.split(",")])
-    raise ConfigError(f"--on must look like local:3 or ssh:node1,node2: {text!r}")
+    if kind == "slurm":
+        return SlurmEngine()
+    raise ConfigError(f"--on must look like slurm, local:3 or ssh:node1,node2: {text!r}")
+
+
+def route_to(target: str) -> str:
+    """The address of this machine from which another one is reached.
+
+    Raises:
+        ConfigError: nobody knows the other one.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(target, 22, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # Sends nothing: the kernel chooses the route.
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"the host cannot be found: {target}: {error.strerror}") from None

@@ -50,6 +50,9 @@ class LocalEngine:
         self._runtimes[name] = place
         return ["--runtime", str(place)]
 
+    def reason(self, name: str, code: int) -> str:
+        return f"its agent ended ({code})"
+
     def namespace(self, name: str) -> str:
         """The network namespace of a host."""
         return f"{self.bridge}-{name}"

@@ -29,6 +29,8 @@ from argosy.supervise import (
     connect_agent,
 )
 
+DISMISSED_S = 10.0
+"""How long hosts that the head has dismissed have to end by themselves."""
 END_S = 20.0
 RETURN_S = 60.0
 """How long the agent has to come back if it was killed."""
@@ -45,7 +47,7 @@ class Provider:
         self._told: set[str] = set()
         self._engine: HostEngine | None = None
         self._link: Link[ToClient] | None = None
-        self._ending = False
+        self._ending = self._dismissed = False
 
     def serve(self) -> int:
         """Give hosts until the run needs them no more."""
@@ -91,6 +93,7 @@ class Provider:
                 case HostTickets() if self._engine is None:
                     self._start(message)
                 case GiveHostsBack():
+                    self._dismissed = True
                     self._end()
                 case _:
                     pass
@@ -122,7 +125,8 @@ class Provider:
         """Tell of hosts whose child has ended."""
         for name, child in self._children.items():
             if name not in self._told and child.poll() is not None:
-                self._tell(name, f"its agent ended ({child.returncode})")
+                assert self._engine is not None
+                self._tell(name, self._engine.reason(name, child.returncode))
 
     def _tell(self, name: str, reason: str) -> None:
         if self._link is not None:
@@ -131,7 +135,10 @@ class Provider:
                 self._told.add(name)
 
     def _give_back(self) -> int:
-        """End everything on the hosts, and wait for that."""
+        """End everything on the hosts, and wait for that. A host that is dismissed cleans up after itself."""
+        deadline = time.monotonic() + DISMISSED_S * self._dismissed
+        while any(child.poll() is None for child in self._children.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
         for child in self._children.values():
             with suppress(OSError):
                 child.terminate()
