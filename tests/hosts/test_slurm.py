@@ -1,4 +1,4 @@
-"""Runs on a real Slurm: submitted and streamed, noticed within an allocation, lost nodes, the ways in which jobs end."""
+"""Runs on a real Slurm: submitted and streamed, within an allocation, with a lost node, and how jobs end."""
 
 import re
 import sys

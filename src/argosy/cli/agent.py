@@ -17,11 +17,12 @@ def command(join: bool, runtime: str | None) -> None:
 
     `argosy run --on ENGINE` starts this on each host, and passes the credentials to its standard input.
     """
-    from argosy.supervise import decode_membership, serve_as_host
+    from argosy.supervise import clear_dead_hosts, decode_membership, serve_as_host
 
     if not join:
         raise ConfigError("`argosy agent` needs --join", hint="commands start the agent of this machine by themselves")
     membership = decode_membership(sys.stdin.buffer.readline())
     credentials = membership.credentials
     place = Path(runtime) if runtime else Path(f"/tmp/argosy-{os.getuid()}", f"{credentials.run}.{credentials.name}")
+    clear_dead_hosts(place.parent)
     sys.exit(serve_as_host(membership, place))

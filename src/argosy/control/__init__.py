@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from argosy.control.host_events import ImportIn as ImportIn
     from argosy.control.host_events import KillTree as KillTree
     from argosy.control.host_events import ListenFor as ListenFor
+    from argosy.control.host_events import Ordered as Ordered
     from argosy.control.host_events import PageRead as PageRead
     from argosy.control.host_events import RememberSpoiled as RememberSpoiled
     from argosy.control.host_events import RemoveRun as RemoveRun
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from argosy.control.launch import rank_defaults as rank_defaults
     from argosy.control.launch import rank_variables as rank_variables
     from argosy.control.messages import AcceptRun as AcceptRun
+    from argosy.control.messages import ClearRun as ClearRun
     from argosy.control.messages import Order as Order
     from argosy.control.messages import Report as Report
     from argosy.control.node import Acknowledged as Acknowledged

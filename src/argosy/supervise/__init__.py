@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from argosy.supervise.client.agent_client import submit as submit
     from argosy.supervise.client.launch_builder import build_launch as build_launch
     from argosy.supervise.client.launch_builder import check_ranks as check_ranks
+    from argosy.supervise.client.member_host import clear_dead_hosts as clear_dead_hosts
     from argosy.supervise.client.member_host import clear_host as clear_host
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import setproctitle
 
-from argosy.control import AcceptRun, ClientLeft, ForHost, WardenCame, WardenLost
+from argosy.control import AcceptRun, ClearRun, ClientLeft, ForHost, Ordered, WardenCame, WardenLost
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import (
     Arrive,
@@ -118,6 +118,7 @@ class Agent:
             end_client=self._drop,
             pass_signal=self._pass_signal,
             dismiss=lambda by: self._requests.shut_down(by),
+            abandon=self._clear_runs,
         )
         return places
 
@@ -254,6 +255,11 @@ class Agent:
             run.environment.unusable = (
                 f"the run's directory cannot be used on {run.host}: {error.strerror}: {error.filename}"
             )
+
+    def _clear_runs(self) -> None:
+        """End everything of the runs on this host, as if their head had said so."""
+        for name in self._hosted:
+            self._decisions.feed(ForHost(Ordered(name, ClearRun())))
 
     def _pass_signal(self, number: int) -> None:
         """Send a signal to every rank on this host."""

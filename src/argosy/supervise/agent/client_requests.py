@@ -1,7 +1,6 @@
 """What clients ask of an agent: launch, watch, stop, signal and look into runs."""
 
 import contextlib
-import os
 import selectors
 from pathlib import Path
 
@@ -81,7 +80,7 @@ class ClientRequests:
         try:
             if len(fds) != 1 + message.stdin:
                 raise ConfigError(f"a launch comes with {1 + message.stdin} descriptors: {len(fds)}")
-            owner = Owner(os.uname().nodename, str(self._places.runtime), name)
+            owner = Owner.of(self._places.runtime, name)
             headed.records.claim(owner, list(self._headed))
             headed.open()
             peers = self._open_hosts(headed, hosted, message.hosts)

@@ -40,6 +40,8 @@ HEAD_PEER = "head"
 AGAIN_S = 0.3
 ABANDONED_S = 600.0
 """After this long without a head, nobody will come for the host's ranks."""
+DISMISSED_S = 20.0
+"""The same, once the engine has told the host to end. A head that can be reached ends the run in its own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class HeadCalls:
     pass_signal: Callable[[int], None] = lambda number: None
     dismiss: Callable[[str], None] = lambda by: None
     """The host is not needed any more."""
+    abandon: Callable[[], None] = lambda: None
+    """Nobody will say what becomes of the ranks: end them."""
 
 
 class HeadLink:
@@ -89,9 +93,10 @@ class HeadLink:
         """Connect where there is no link, say that this host is there, and send what is queued."""
         self._jobs.collect()
         if self._link is None:
-            if now - self._heard_at > ABANDONED_S:
+            if now - self._heard_at > (DISMISSED_S if self.dismissed else ABANDONED_S):
                 self._heard_at = now
                 self._end("the head of the run, which cannot be reached any more")
+                self.calls.abandon()
             if self._jobs.is_idle and now >= self._again_at:
                 connect = partial(connect_secure, self._membership.address, self._membership.credentials, to_member)
                 self._jobs.do("connecting to the head", connect, self._connected)

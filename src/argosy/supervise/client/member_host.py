@@ -17,7 +17,8 @@ from argosy.supervise.records.membership import Membership, write_membership
 from argosy.supervise.records.owner import is_inhabited
 
 START_S = 60.0
-END_S = 15.0
+END_S = 60.0
+"""How long the head may take to end the run, and this host its part of it."""
 TURN_S = 0.2
 GONE_S = 3.0
 """Daemons that were killed are replaced by each other within this time."""
@@ -58,6 +59,17 @@ def clear_host(runtime: Path) -> None:
         remove_parent(runtime)
         for path in (shared_memory_path(runtime), runtime):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_dead_hosts(home: Path) -> None:
+    """Clear what daemons in directories below `home` left when their host, or its cgroup, was killed.
+
+    They were hosts of runs that go on elsewhere: nobody else comes to clean up.
+    """
+    with contextlib.suppress(OSError):
+        for note in home.glob("*/member.json"):
+            if time.time() - note.stat().st_mtime > START_S:  # A younger one may be about to start its daemons.
+                clear_host(note.parent)
 
 
 def _wait_for_agent(runtime: Path) -> None:
