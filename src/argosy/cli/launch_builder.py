@@ -6,6 +6,7 @@ Functions that check or parse raise ConfigError.
 import math
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from argosy.cli.torchrun_flags import shown_streams, visible_devices
 from argosy.control import Launch, Restart, parse_restart
 from argosy.core import ConfigError
 from argosy.fabric import cache_dir
-from argosy.hosts import in_allocation
+from argosy.hosts import in_allocation, requeue_preempted
 from argosy.supervise import build_launch, check_ranks, default_name, own_limits, scan, seal_environment, submit
 
 AUTO_PER_HOUR = 240
@@ -100,10 +101,13 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
         print(f"started {name} in {os.path.relpath(welcome.directory)}", flush=True)
         print(f"  argosy logs -f {name}\n  argosy stop {name}", file=sys.stderr)
     try:
-        return 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
+        code = 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
     finally:
         link.close()
         leave_allocation(os.environ)
+    if code == 128 + signal.SIGTERM and requeue_preempted(os.environ):
+        print("argosy: Slurm preempted the job; it is requeued, and resumes then", file=sys.stderr, flush=True)
+    return code
 
 
 def is_one_stream(options: Options, size: int) -> bool:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from argosy.hosts.engines import find_engine as find_engine
     from argosy.hosts.slurm import in_allocation as in_allocation
     from argosy.hosts.slurm import reason_to_end as reason_to_end
+    from argosy.hosts.slurm import requeue_preempted as requeue_preempted
     from argosy.hosts.slurm_job import ERR as ERR
     from argosy.hosts.slurm_job import OUT as OUT
     from argosy.hosts.slurm_job import SCRIPT as SCRIPT

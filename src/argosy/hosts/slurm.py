@@ -87,6 +87,24 @@ def reason_to_end(environment: Mapping[str, str]) -> str:
     return f"Slurm: job {number} is {state.lower()}"
 
 
+def requeue_preempted(environment: Mapping[str, str]) -> bool:
+    """If Slurm preempts the job of this batch script, which has ended in time, have it started again later.
+
+    Slurm itself requeues only jobs that it has to kill.
+    """
+    if not in_allocation(environment):
+        return False
+    number = environment["SLURM_JOB_ID"]
+    try:
+        job = show("job", number, HURRY_S)
+        if job.get("PreemptTime", "None") in ("None", "Unknown") or job.get("Requeue") != "1":
+            return False
+        ask_slurm("scontrol", "requeue", number)
+    except ConfigError:
+        return False
+    return True
+
+
 def _node(name: str) -> dict[str, str]:
     return show("node", name)
 

@@ -107,11 +107,13 @@ class Agent:
     def _serve_another(self, runtime: Path, places: HostPlaces) -> HostPlaces:
         """Be a host of a run that another machine's agent heads."""
         from argosy.supervise.agent.head_link import HeadCalls, HeadLink  # TLS takes time to import.
+        from argosy.supervise.agent.rank_reports import RankReports
         from argosy.supervise.records.membership import read_membership
 
         membership = read_membership(runtime)
         head = self._head = HeadLink(membership, self._decisions, self._selector, self._wake)
         self._performer.head = head
+        head.reports = RankReports(self._decisions, self._hosted)
         places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
         head.calls = HeadCalls(
             accept=lambda run, order: self._accept_run(places, run, order),
@@ -176,7 +178,7 @@ class Agent:
         """Seconds until something must be looked at, if nobody calls."""
         writing = self._warden.wants_write or any(link.wants_write for link in self._links)
         writing = writing or any(hosts.wants_write for hosts in self._all_hosts())
-        writing = writing or (self._head is not None and self._head.wants_write)
+        writing = writing or (self._head is not None and self._head.is_busy)
         if writing or self._requests.is_busy or any(run.evidence.busy for run in self._headed.values()):
             return FAST_S
         patience_s, wake_s = SAMPLE_S if self._hosted or self._head else 1.0, self._decisions.patience()
@@ -345,7 +347,7 @@ class Agent:
                 link.send(answer_list(self._headed.values(), self._hosted, zygotes, self._warden.pid))
             case Shutdown(by):
                 if self._head is not None:
-                    self._head.dismissed = True
+                    self._head.engine_ends()
                 self._requests.shut_down(by)
                 link.queue(Done())
             case _:

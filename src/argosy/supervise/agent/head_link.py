@@ -15,13 +15,13 @@ from argosy.control import AcceptRun, Acknowledged, Connected, Letter, Report
 from argosy.core import ArgosyError
 from argosy.fabric import Link, SecureLink, connect_secure
 from argosy.supervise.agent.decisions import Decisions
-from argosy.supervise.background_jobs import BackgroundJobs
-from argosy.supervise.host_messages import (
+from argosy.supervise.agent.host_messages import (
     BEAT_S,
     Beat,
     Dismissed,
     FromRank,
     HeadHello,
+    HostEnds,
     HostHello,
     HostSays,
     OrderPosted,
@@ -30,9 +30,12 @@ from argosy.supervise.host_messages import (
     RankAsked,
     RankLeft,
     ReportPosted,
+    TakeHostStacks,
     ToMember,
     to_member,
 )
+from argosy.supervise.agent.rank_reports import RankReports
+from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.messages import ToAgent
 from argosy.supervise.records.membership import Membership, own_address
 
@@ -77,6 +80,7 @@ class HeadLink:
         self.environment: bytes = b""
         """Of the run, sealed; empty until the head has sent it."""
         self.calls = HeadCalls()
+        self.reports: RankReports | None = None
         self.dismissed = False
 
     @property
@@ -106,13 +110,19 @@ class HeadLink:
             if self._greeted and now >= self._beat_at:
                 self._beat_at = now + BEAT_S
                 self._link.queue(Beat(self._taken))
+                if self.reports is not None and (seen := self.reports.seen()) is not None:
+                    self._link.queue(seen)
+            for taken in self.reports.step(now) if self.reports is not None else ():
+                self._link.queue(taken)
             self._link.flush()
         except ArgosyError:
             self._lost()
 
     @property
-    def wants_write(self) -> bool:
-        return self._link is not None and self._link.wants_write
+    def is_busy(self) -> bool:
+        """Whether there is something to send, or stacks are being taken."""
+        taking = self.reports is not None and self.reports.is_busy
+        return taking or (self._link is not None and self._link.wants_write)
 
     def post(self, letter: Letter) -> None:
         """Send a report; one that finds no link waits in the mail."""
@@ -129,6 +139,11 @@ class HeadLink:
         if number is None:
             number = self._clients[client] = next(self._numbers)
         self._queue(RankAsked(number, message))
+
+    def engine_ends(self) -> None:
+        """The engine has told this host to end: the head decides what follows, if it can be reached."""
+        self.dismissed = True
+        self._queue(HostEnds())
 
     def forget(self, client: Link[ToAgent]) -> None:
         """A rank's connection ended."""
@@ -193,6 +208,9 @@ class HeadLink:
                         client.send(answer)
             case PassSignal(number):
                 self.calls.pass_signal(number)
+            case TakeHostStacks():
+                if self.reports is not None:
+                    self.reports.take(message)
             case Dismissed():
                 self._end("the head of the run")
 

@@ -7,6 +7,7 @@ lost, and gives all of them back in the end.
 import itertools
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from argosy.control import Acknowledged, Connected, ForRun, HostGone, HostSilent, Letter, Order, RunState
+from argosy.control import Acknowledged, Connected, ForRun, HostGone, HostSilent, Letter, Order, RunState, StopWanted
 from argosy.core import ArgosyError, RankId, host_label
 from argosy.fabric import (
     HEAD,
@@ -29,14 +30,13 @@ from argosy.fabric import (
     listen_secure,
 )
 from argosy.supervise.agent.decisions import Decisions
-from argosy.supervise.agent.hosted_run import HostedRun
-from argosy.supervise.agent.warden_link import WardenLink
-from argosy.supervise.host_messages import (
+from argosy.supervise.agent.host_messages import (
     BEAT_S,
     Beat,
     Dismissed,
     ForRank,
     HeadHello,
+    HostEnds,
     HostHello,
     HostSays,
     OrderPosted,
@@ -44,10 +44,15 @@ from argosy.supervise.host_messages import (
     RankAnswered,
     RankAsked,
     RankLeft,
+    RanksSeen,
     ReportPosted,
+    StacksTaken,
     ToHead,
     to_head,
 )
+from argosy.supervise.agent.hosted_run import HostedRun
+from argosy.supervise.agent.remote_ranks import RemoteRanks
+from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.messages import GiveHostsBack, HostTickets, RankSpec, Spawn, ToAgent
 from argosy.supervise.records.membership import Membership
 
@@ -62,6 +67,8 @@ RETURN_S = 20.0
 """How long hosts have to find a new agent of the head."""
 JOIN_S = 180.0
 GIVE_BACK_S = 30.0
+NOTICE_S = 3.0
+"""An engine that ends hosts usually tells `argosy run` as well: a second wish to stop would end the grace."""
 TURN_MAX_S = 0.5
 """A turn of the loop that took longer says more about this agent than about the hosts."""
 
@@ -78,6 +85,8 @@ class MemberHost:
     silent_s: float = 0.0
     pause_s: float = 0.0
     """Its longest pause of late."""
+    ends_at: float | None = None
+    """When the run is stopped, because the engine has told the host to end."""
     clients: "dict[int, RemoteRank]" = field(default_factory=dict[int, "RemoteRank"])
 
     def send(self, message: object) -> None:
@@ -122,6 +131,7 @@ class RunHosts:
         self._beat_at = 0.0
         self._back: tuple[float, Callable[[], None]] | None = None
         self.say: Callable[[str], None] = lambda text: None
+        self.ranks = RemoteRanks(self.name, self._hosts)
 
     @property
     def _state(self) -> RunState | None:
@@ -143,7 +153,7 @@ class RunHosts:
         listener = listen_secure(TlsAddress("0.0.0.0", 0))
         self._warden.hold(f"hosts:{self.name}", listener.fileno())
         self._listen(listener)
-        self._hosts = {name: MemberHost(f"{name}@{self.name}", JOIN_S) for name in names}
+        self._hosts.update((name, MemberHost(f"{name}@{self.name}", JOIN_S)) for name in names)
         return [host.peer for host in self._hosts.values()]
 
     def recover(self) -> None:
@@ -265,6 +275,10 @@ class RunHosts:
                     self._hosted.meeting.board.forget(rank)
             case HostSays(text):
                 self.say(f"{host_label(host.peer)}: {text}")
+            case RanksSeen() | StacksTaken():
+                self.ranks.hear(message)
+            case HostEnds():
+                host.ends_at = time.monotonic() + NOTICE_S
             case _:
                 pass
 
@@ -299,6 +313,11 @@ class RunHosts:
                 elif host.link.wants_write:
                     with suppress(ArgosyError):
                         host.link.flush()
+            if host.ends_at is not None and now >= host.ends_at:
+                host.ends_at = None
+                if self._state is not None and not self._state.final:
+                    by = f"the engine, which ends host {host_label(host.peer)}"
+                    self._decisions.feed(ForRun(self.name, StopWanted(by, signal.SIGTERM)))
             self._measure_silence(host, passed_s)
         left = self._provider is not None or any(host.link is not None for host in self._hosts.values())
         if self._back is not None and (now >= self._back[0] or not left):

@@ -6,7 +6,11 @@ Orders and reports are letters of `control/node.py`. All else may be lost with a
 import msgspec
 
 from argosy.control import Order, Report
+from argosy.core import RankId
 from argosy.fabric import Arrive, BoardAdd, BoardAnswer, BoardGet, BoardSet, NotMember, Released
+from argosy.observe import RankProgress
+from argosy.supervise.evidence.frames import Stack
+from argosy.supervise.evidence.proc_sample import ProcSample
 from argosy.supervise.messages import Message
 
 BEAT_S = 0.5
@@ -56,7 +60,33 @@ class HostSays(Message, frozen=True):
     text: str
 
 
-ToHead = Beat | HostHello | ReportPosted | RankAsked | RankLeft | HostSays
+class HostEnds(Message, frozen=True):
+    """The engine has told this host to end: what the run wants to keep it has to save now."""
+
+
+class RankSeen(msgspec.Struct, frozen=True):
+    """What a rank's page and its process show."""
+
+    rank: RankId
+    progress: RankProgress | None
+    proc: ProcSample | None
+    paused: bool = False
+
+
+class RanksSeen(Message, frozen=True):
+    """What the ranks of this host show now; sent with the beats."""
+
+    ranks: list[RankSeen]
+
+
+class StacksTaken(Message, frozen=True):
+    """The answer to `TakeHostStacks`."""
+
+    number: int
+    stacks: dict[int, Stack]
+
+
+ToHead = Beat | HostHello | ReportPosted | RankAsked | RankLeft | HostSays | HostEnds | RanksSeen | StacksTaken
 
 # --- the head to a host
 
@@ -93,7 +123,17 @@ class Dismissed(Message, frozen=True):
     """The run does not need the host any more: end everything on it."""
 
 
-ToMember = Beat | HeadHello | OrderPosted | RankAnswered | PassSignal | Dismissed
+class TakeHostStacks(Message, frozen=True):
+    """Look where these ranks are, those in `native` with C frames; answered by `StacksTaken`."""
+
+    number: int
+    run: str
+    ranks: list[RankId]
+    native: list[int]
+    deadline_s: float
+
+
+ToMember = Beat | HeadHello | OrderPosted | RankAnswered | PassSignal | Dismissed | TakeHostStacks
 
 to_head: msgspec.msgpack.Decoder[ToHead] = msgspec.msgpack.Decoder(ToHead)
 to_member: msgspec.msgpack.Decoder[ToMember] = msgspec.msgpack.Decoder(ToMember)
