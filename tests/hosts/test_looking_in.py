@@ -41,7 +41,7 @@ def test_a_rank_that_hangs_is_named_with_its_host(console: Console):
     os.kill(stopped, signal.SIGSTOP)
     try:
         fleet.wait_for("rank 1 is stopped (SIGSTOP)")
-        seen = [(incident.kind, incident.host) for _, incident in read_incidents(fleet.directory)]
+        seen = [(incident.kind, incident.host) for incident in read_incidents(fleet.directory)]
         assert ("hang", "host1") in seen
         assert "rank 1 is stopped (SIGSTOP)" in console.argosy("why", "hangs").text
     finally:
