@@ -17,7 +17,9 @@ def command(join: bool, runtime: str | None) -> None:
 
     `argosy run --on ENGINE` starts this on each host, and passes the credentials to its standard input.
     """
-    from argosy.supervise import clear_dead_hosts, decode_membership, serve_as_host
+    from argosy.cli.accelerators import list_accelerators
+    from argosy.hosts import check_host
+    from argosy.supervise import clear_dead_hosts, decode_membership, refuse_to_serve, serve_as_host
 
     if not join:
         raise ConfigError("`argosy agent` needs --join", hint="commands start the agent of this machine by themselves")
@@ -25,4 +27,7 @@ def command(join: bool, runtime: str | None) -> None:
     credentials = membership.credentials
     place = Path(runtime) if runtime else Path(f"/tmp/argosy-{os.getuid()}", f"{credentials.run}.{credentials.name}")
     clear_dead_hosts(place.parent)
+    if reason := check_host(membership.needs, place, len(list_accelerators(os.environ))):
+        refuse_to_serve(membership, reason)
+        raise ConfigError(f"this host is not used: {reason}")
     sys.exit(serve_as_host(membership, place))

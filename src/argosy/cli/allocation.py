@@ -1,11 +1,15 @@
 """Which hosts a run gets: those that `--on` names, or the nodes of the allocation that the command is in."""
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
+from argosy.control import facts
 from argosy.core import ArgosyError, ConfigError
 from argosy.hosts import find_engine, in_allocation
+from argosy.supervise import read_facts
 
 GRACE_S = 20.0
 """Slurm kills what is left of a job after 30 s, unless its KillWait says otherwise."""
@@ -24,8 +28,8 @@ def wants_job(engine: str | None, environment: Mapping[str, str]) -> bool:
     return engine is not None and engine.partition(":")[0] == "slurm" and not in_allocation(environment)
 
 
-def name_hosts(engine: str | None, hosts: int | None, spares: int) -> list[str]:
-    """The hosts that an engine gives, spare ones last; none without an engine.
+def name_hosts(engine: str | None, hosts: int | None, spares: int, excluded: Sequence[str] = ()) -> list[str]:
+    """The hosts that an engine gives, spare ones last, without the excluded ones; none without an engine.
 
     Raises:
         ConfigError: it cannot give so many.
@@ -34,11 +38,19 @@ def name_hosts(engine: str | None, hosts: int | None, spares: int) -> list[str]:
         if hosts is not None or spares:
             raise ConfigError("--hosts needs --on: where the hosts come from", hint="--on local:2")
         return []
-    names = find_engine(engine, "").names
+    names = [name for name in find_engine(engine, "").names if name not in excluded]
     wanted = spares + (hosts or 1)
     if wanted > len(names):
         raise ConfigError(f"{engine} has {len(names)} hosts, not {wanted}")
     return names
+
+
+def trusted_first(names: list[str], directory: Path) -> list[str]:
+    """The hosts, those last that an earlier launch of this directory has lost: they become the spare ones."""
+    lost = {fact.host: fact for fact in read_facts(directory) if isinstance(fact, facts.HostLost)} if names else {}
+    for name in [name for name in names if name in lost]:
+        print(f"argosy: host {name} was lost before ({lost[name].reason}): it is used last", file=sys.stderr)
+    return sorted(names, key=lambda name: name in lost)
 
 
 def leave_allocation(environment: Mapping[str, str]) -> None:

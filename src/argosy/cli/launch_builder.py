@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from argosy.cli.accelerators import count_ranks, list_accelerators, one_per_rank
-from argosy.cli.allocation import leave_allocation, name_hosts
+from argosy.cli.allocation import leave_allocation, name_hosts, trusted_first
 from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
 from argosy.control import Launch, Restart, parse_restart
@@ -46,6 +46,8 @@ class Options(msgspec.Struct, kw_only=True):
     hosts: int | None = None
     engine: str | None = None
     spares: int = 0
+    exclude: str | None = None
+    check: str = ""
     mesh: str | None = None
     module: bool = False
     no_python: bool = False
@@ -78,7 +80,8 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     check_target(kind, target)
     for flag in ("grace", "hang_after", "hang_timeout"):
         check_seconds(flag.replace("_", "-"), getattr(options, flag))
-    names = name_hosts(options.engine, options.hosts, options.spares)
+    names = name_hosts(options.engine, options.hosts, options.spares, (options.exclude or "").split(","))
+    names = trusted_first(names, choose_directory(options, target)[0])
     if names and options.master_port:
         raise ConfigError("--master-port is not for several hosts: the host of rank 0 takes a free one")
     options.hosts = nodes = options.hosts or len(names) - options.spares or 1
@@ -89,7 +92,7 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
     if names:
-        launch = msgspec.structs.replace(launch, nodes=nodes, engine=options.engine)
+        launch = msgspec.structs.replace(launch, nodes=nodes, engine=options.engine, check=options.check)
     if in_allocation(os.environ):  # What lingers would be killed with the job, and leave its files.
         launch = msgspec.structs.replace(launch, linger_s=0.0)
     sealed = seal_environment(environment, secrets, own_limits())

@@ -35,6 +35,8 @@ OF_TORCHRUN = frozenset(
 @click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
 @click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, local:K, ssh:HOST,HOST.")
 @click.option("--spares", type=click.IntRange(0), default=0, help="Hosts to keep for the place of one that is lost.")
+@click.option("--exclude", metavar="HOST,HOST", help="Hosts of the engine that are not used.")
+@click.option("--check", metavar="COMMAND", default="", help="A shell command that must succeed on each host.")
 @click.option("--dry-run", is_flag=True, help="With --on slurm: print the batch script, and submit nothing.")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")

@@ -7,6 +7,7 @@ from argosy._lazy import lazy
 if TYPE_CHECKING:
     from argosy.hosts.engines import HostEngine as HostEngine
     from argosy.hosts.engines import find_engine as find_engine
+    from argosy.hosts.host_checks import check_host as check_host
     from argosy.hosts.slurm import in_allocation as in_allocation
     from argosy.hosts.slurm import reason_to_end as reason_to_end
     from argosy.hosts.slurm import requeue_preempted as requeue_preempted

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from argosy.supervise.client.launch_builder import check_ranks as check_ranks
     from argosy.supervise.client.member_host import clear_dead_hosts as clear_dead_hosts
     from argosy.supervise.client.member_host import clear_host as clear_host
+    from argosy.supervise.client.member_host import refuse_to_serve as refuse_to_serve
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of
     from argosy.supervise.environment import open_environment as open_environment
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from argosy.supervise.output.follower import Follower as Follower
     from argosy.supervise.output.stream import Out as Out
     from argosy.supervise.output.stream import Stream as Stream
+    from argosy.supervise.records.membership import HostNeeds as HostNeeds
     from argosy.supervise.records.membership import Membership as Membership
     from argosy.supervise.records.membership import decode_membership as decode_membership
     from argosy.supervise.records.owner import Owner as Owner

@@ -164,7 +164,7 @@ class HeadLink:
         self._link, self._greeted = outcome, False
         self._selector.register(outcome, selectors.EVENT_READ, self._serve)
         with suppress(ArgosyError):  # Its end is seen when it is read.
-            outcome.send(HostHello(self._taken))
+            outcome.send(HostHello(self._taken, time.time()))
         self._serve()
 
     def _serve(self) -> None:

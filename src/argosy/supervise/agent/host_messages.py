@@ -28,9 +28,15 @@ class Beat(Message, frozen=True):
 
 
 class HostHello(Message, frozen=True):
-    """A host has connected, for the first time or again; answered by `HeadHello`."""
+    """A host has connected, for the first time or again; answered by `HeadHello`.
+
+    One that cannot serve says why instead, and is dismissed.
+    """
 
     taken: int
+    clock: float = 0.0
+    """Its time, since the epoch."""
+    unfit: str = ""
 
 
 class ReportPosted(Message, frozen=True):

@@ -17,7 +17,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from argosy.control import Acknowledged, Connected, ForRun, HostGone, HostSilent, Letter, Order, RunState, StopWanted
+from argosy.control import (
+    Acknowledged,
+    Connected,
+    ForRun,
+    HostGone,
+    HostSilent,
+    Launch,
+    Letter,
+    Order,
+    RunState,
+    StopWanted,
+)
 from argosy.core import ArgosyError, RankId, host_label
 from argosy.fabric import (
     HEAD,
@@ -54,7 +65,7 @@ from argosy.supervise.agent.hosted_run import HostedRun
 from argosy.supervise.agent.remote_ranks import RemoteRanks
 from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.messages import GiveHostsBack, HostTickets, RankSpec, Spawn, ToAgent
-from argosy.supervise.records.membership import Membership
+from argosy.supervise.records.membership import HostNeeds, Membership
 
 AUTHORITY = "authority.json"
 SILENT_S = 2.0
@@ -69,6 +80,8 @@ JOIN_S = 180.0
 GIVE_BACK_S = 30.0
 NOTICE_S = 3.0
 """An engine that ends hosts usually tells `argosy run` as well: a second wish to stop would end the grace."""
+CLOCK_MAX_S = 2.0
+"""Logs and spans of hosts whose clocks differ by more are hard to compare."""
 TURN_MAX_S = 0.5
 """A turn of the loop that took longer says more about this agent than about the hosts."""
 
@@ -184,14 +197,16 @@ class RunHosts:
             return
         tickets: dict[str, bytes] = {}
         for name in self._hosts:
-            membership = Membership(self._authority.issue(name), f"tls://0.0.0.0:{self._listener.port}")
+            address = f"tls://0.0.0.0:{self._listener.port}"
+            membership = Membership(self._authority.issue(name), address, needs_of(self._hosted.launch))
             tickets[name] = msgspec.json.encode(membership)
         link.send(HostTickets(self._hosted.launch.engine, tickets, self._listener.port))
 
     def ended(self, name: str, reason: str) -> None:
         """The engine says that a host is lost."""
         if name in self._hosts and self._back is None:
-            self._decisions.feed(ForRun(self.name, HostGone(self._hosts[name].peer, reason)))
+            host = self._hosts[name]
+            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.joined)))
 
     def dropped(self, link: Link[ToAgent]) -> None:
         """A connection within this host ended; the process that gives hosts comes back, or is gone."""
@@ -254,7 +269,13 @@ class RunHosts:
 
     def _hear(self, host: MemberHost, message: ToHead) -> None:
         match message:
-            case HostHello(taken):
+            case HostHello(unfit=unfit) if unfit:
+                self.ended(host_label(host.peer), f"it is not used: {unfit}")
+                host.send(Dismissed())
+            case HostHello(taken, clock):
+                if abs(skew := clock - time.time()) > CLOCK_MAX_S:
+                    ahead = "ahead of" if skew > 0 else "behind"
+                    self.say(f"{host_label(host.peer)}: its clock is {abs(skew):.0f} s {ahead} that of the head")
                 host.joined, host.limit_s, host.pause_s = True, SILENT_S, 0.0
                 mail = self._decisions.state.mail.get(host.peer)
                 environment = self._hosted.environment.content
@@ -335,7 +356,8 @@ class RunHosts:
         if host.joined:
             self._decisions.feed(ForRun(self.name, HostSilent(host.peer)))
         else:
-            self._decisions.feed(ForRun(self.name, HostGone(host.peer, f"it did not join within {host.limit_s:.0f} s")))
+            reason = f"it did not join within {host.limit_s:.0f} s"
+            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.joined)))
 
     def close(self) -> None:
         """Let go of port and links."""
@@ -347,6 +369,11 @@ class RunHosts:
             self._listener.close()
             self._listener = None
         self._warden.drop(f"hosts:{self.name}")
+
+
+def needs_of(launch: Launch) -> HostNeeds:
+    """What each host of a run must have."""
+    return HostNeeds(launch.ranks_per_host, len(launch.devices), launch.directory, launch.check)
 
 
 def start_provider(hosted: HostedRun, warden: WardenLink) -> None:

@@ -19,6 +19,7 @@ from argosy.supervise.records.owner import is_inhabited
 START_S = 60.0
 END_S = 60.0
 """How long the head may take to end the run, and this host its part of it."""
+REFUSED_S = 10.0
 TURN_S = 0.2
 GONE_S = 3.0
 """Daemons that were killed are replaced by each other within this time."""
@@ -51,6 +52,25 @@ def serve_as_host(membership: Membership, runtime: Path) -> int:
         select.select([], [], [], TURN_S)
     _shut_down(runtime)
     return 0
+
+
+def refuse_to_serve(membership: Membership, reason: str) -> None:
+    """Tell the head why this host cannot serve, and wait until it has heard that.
+
+    Raises:
+        PeerLost: the head cannot be reached.
+    """
+    from argosy.fabric import connect_secure  # TLS takes time to import.
+    from argosy.supervise.agent.host_messages import HostHello, to_member
+
+    link = connect_secure(membership.address, membership.credentials, to_member)
+    try:
+        link.send(HostHello(0, time.time(), reason))
+        deadline = time.monotonic() + REFUSED_S
+        while not link.receive() and time.monotonic() < deadline:  # It is dismissed.
+            select.select([link], [], [], TURN_S)
+    finally:
+        link.close()
 
 
 def clear_host(runtime: Path) -> None:
