@@ -35,7 +35,7 @@ def test_steps_and_stacks_of_ranks_on_other_hosts(console: Console):
 
 def test_a_rank_that_hangs_is_named_with_its_host(console: Console):
     fleet = Fleet(console, "hangs", 2)
-    command = fleet.start("--hang-after", "10", *training(fleet))
+    command = fleet.start("--hang-after", "10", "-n", "1", str(SCRIPTS / "beats.py"))
     fleet.wait_for("did step 5;")
     stopped = fleet.ranks_of("host1")[0]
     os.kill(stopped, signal.SIGSTOP)

@@ -54,6 +54,7 @@ def find_engine(text: str, run: str) -> HostEngine:
     Raises:
         ConfigError: there is none of this name.
     """
+    from argosy.hosts.by_hand import PREFIX, NodesEngine
     from argosy.hosts.local import LocalEngine
     from argosy.hosts.slurm import SlurmEngine
     from argosy.hosts.ssh import SshEngine
@@ -63,6 +64,8 @@ def find_engine(text: str, run: str) -> HostEngine:
         return LocalEngine(int(rest), run)
     if kind == "ssh" and rest:
         return SshEngine([name.strip() for name in rest.split(",")])
+    if kind == PREFIX:
+        return NodesEngine(rest)
     if kind == "slurm":
         return SlurmEngine()
     raise ConfigError(f"--on must look like slurm, local:3 or ssh:node1,node2: {text!r}")
