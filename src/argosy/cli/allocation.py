@@ -23,6 +23,14 @@ def notice_allocation(engine: str | None, environment: Mapping[str, str]) -> str
     return engine
 
 
+def settle_engine(engine: str | None, hosts: int | None, spares: int) -> str | None:
+    """Write down how many nodes are to be had of an engine that has any number of them."""
+    kind, _, address = (engine or "").partition(":")
+    if kind != "ray" or hosts is None:
+        return engine
+    return f"ray:{hosts + spares}" + (f"@{address}" if address else "")
+
+
 def wants_job(engine: str | None, environment: Mapping[str, str]) -> bool:
     """Whether Slurm has to be asked for an allocation first."""
     return engine is not None and engine.partition(":")[0] == "slurm" and not in_allocation(environment)

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from argosy.cli.accelerators import count_ranks, list_accelerators, one_per_rank
-from argosy.cli.allocation import leave_allocation, name_hosts, trusted_first
+from argosy.cli.allocation import leave_allocation, name_hosts, settle_engine, trusted_first
 from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
 from argosy.control import Launch, Restart, parse_restart
@@ -80,6 +80,7 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     check_target(kind, target)
     for flag in ("grace", "hang_after", "hang_timeout"):
         check_seconds(flag.replace("_", "-"), getattr(options, flag))
+    options.engine = settle_engine(options.engine, options.hosts, options.spares)
     names = name_hosts(options.engine, options.hosts, options.spares, (options.exclude or "").split(","))
     names = trusted_first(names, choose_directory(options, target)[0])
     if names and options.master_port:

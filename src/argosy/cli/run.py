@@ -33,7 +33,7 @@ OF_TORCHRUN = frozenset(
     help="Ranks; `cpu` or `auto`: one per core. Default: one process, as python runs it.",
 )
 @click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
-@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, local:K, ssh:HOST,HOST.")
+@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, ray, local:K, ssh:HOST,HOST.")
 @click.option("--spares", type=click.IntRange(0), default=0, help="Hosts to keep for the place of one that is lost.")
 @click.option("--exclude", metavar="HOST,HOST", help="Hosts of the engine that are not used.")
 @click.option("--check", metavar="COMMAND", default="", help="A shell command that must succeed on each host.")

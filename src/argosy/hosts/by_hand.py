@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.core import ConfigError
+from argosy.hosts.engines import HostProcess, start_process
 
 PREFIX = "nodes"
 
@@ -31,7 +32,10 @@ class NodesEngine:
     def open(self) -> str:
         return self._address
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        return start_process(self._command(name, words), ticket)
+
+    def _command(self, name: str, words: Sequence[str]) -> list[str]:
         if name == self.names[0]:
             return list(words)
         return [sys.executable, "-m", "argosy.hosts.handover", str(self._directory), name]

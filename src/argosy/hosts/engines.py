@@ -1,18 +1,35 @@
 """The engines that give hosts, behind one interface.
 
-An engine names its hosts, says how a command is executed on one of them, and knows what to undo in the end. The
-command is a child of this machine that ends when the host's does: its exit is the engine's word.
+An engine names its hosts, executes a command on one of them, and knows what to undo in the end. What it returns for
+the command ends when that does: its exit is the engine's word.
 """
 
 import re
 import socket
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from argosy.core import ConfigError
 
 HOSTS_MAX = 1024
+
+
+class HostProcess(Protocol):
+    """What runs on a host, with the methods of `subprocess.Popen`."""
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class HostEngine(Protocol):
@@ -31,8 +48,8 @@ class HostEngine(Protocol):
         """
         ...
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
-        """What executes `words` on a host, with its standard input and output."""
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        """Execute `words` on a host, with `ticket` as a line of standard input."""
         ...
 
     def options(self, runtime: Path, name: str) -> list[str]:
@@ -56,6 +73,7 @@ def find_engine(text: str, run: str) -> HostEngine:
     """
     from argosy.hosts.by_hand import PREFIX, NodesEngine
     from argosy.hosts.local import LocalEngine
+    from argosy.hosts.ray_cluster import RayEngine
     from argosy.hosts.slurm import SlurmEngine
     from argosy.hosts.ssh import SshEngine
 
@@ -64,11 +82,23 @@ def find_engine(text: str, run: str) -> HostEngine:
         return LocalEngine(int(rest), run)
     if kind == "ssh" and rest:
         return SshEngine([name.strip() for name in rest.split(",")])
+    if kind == "ray":
+        return RayEngine(rest)
     if kind == PREFIX:
         return NodesEngine(rest)
     if kind == "slurm":
         return SlurmEngine()
-    raise ConfigError(f"--on must look like slurm, local:3 or ssh:node1,node2: {text!r}")
+    raise ConfigError(f"--on must look like slurm, ray, local:3 or ssh:node1,node2: {text!r}")
+
+
+def start_process(argv: Sequence[str], ticket: bytes) -> "subprocess.Popen[bytes]":
+    """Start a command of this machine that executes something on a host; its standard input stays open."""
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+    assert child.stdin is not None
+    with suppress(OSError):  # Its exit is seen.
+        child.stdin.write(ticket + b"\n")
+        child.stdin.flush()
+    return child
 
 
 def route_to(target: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import Link, TlsAddress
-from argosy.hosts.engines import HostEngine, find_engine
+from argosy.hosts.engines import HostEngine, HostProcess, find_engine
 from argosy.supervise import (
     GiveHostsBack,
     HostEnded,
@@ -43,7 +43,7 @@ class Provider:
     def __init__(self, run: str) -> None:
         self._run = run
         self._selector = selectors.DefaultSelector()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, HostProcess] = {}
         self._told: set[str] = set()
         self._engine: HostEngine | None = None
         self._link: Link[ToClient] | None = None
@@ -107,26 +107,22 @@ class Provider:
             for name in tickets.tickets:
                 self._tell(name, str(error))
             return
+        signal.signal(signal.SIGTERM, self._told_to_end)  # Ray's driver takes it.
         for name, ticket in tickets.tickets.items():
             membership = msgspec.structs.replace(msgspec.json.decode(ticket, type=Membership), head=str(head))
             self._children[name] = self._join(engine, name, membership)
 
-    def _join(self, engine: HostEngine, name: str, membership: Membership) -> subprocess.Popen[bytes]:
+    def _join(self, engine: HostEngine, name: str, membership: Membership) -> HostProcess:
         own = os.environ["ARGOSY_RUNTIME_DIR"]
         words = [sys.executable, "-m", "argosy", "agent", "--join", *engine.options(Path(own), name)]
-        child = subprocess.Popen(engine.command(name, words), stdin=subprocess.PIPE, start_new_session=True)
-        assert child.stdin is not None
-        with suppress(OSError):  # Its exit is seen.
-            child.stdin.write(msgspec.json.encode(membership) + b"\n")
-            child.stdin.flush()
-        return child
+        return engine.start(name, words, msgspec.json.encode(membership))
 
     def _watch(self) -> None:
         """Tell of hosts whose child has ended."""
         for name, child in self._children.items():
-            if name not in self._told and child.poll() is not None:
-                assert self._engine is not None
-                self._tell(name, self._engine.reason(name, child.returncode))
+            code = child.poll() if name not in self._told else None
+            if code is not None and self._engine is not None:
+                self._tell(name, self._engine.reason(name, code))
 
     def _tell(self, name: str, reason: str) -> None:
         if self._link is not None:
@@ -148,10 +144,7 @@ class Provider:
                 child.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
-                child.wait()
-            if child.stdin is not None:
-                with suppress(OSError):
-                    child.stdin.close()
+                child.wait(END_S)
         if self._engine is not None:
             self._engine.close()
         return 0

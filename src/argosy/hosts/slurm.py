@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from argosy.core import ConfigError
-from argosy.hosts.engines import route_to
+from argosy.hosts.engines import HostProcess, route_to, start_process
 
 ANSWER_S = 10.0
 HURRY_S = 2.0
@@ -51,7 +51,10 @@ class SlurmEngine:
         other = next((name for name in self.names if name != here), self.names[0])
         return route_to(_node(other).get("NodeAddr", other))
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        return start_process(self._command(name, words), ticket)
+
+    def _command(self, name: str, words: Sequence[str]) -> list[str]:
         cleared = [word for variable in OF_THE_JOB for word in ("-u", variable)]
         return ["env", *cleared, *STEP, f"--jobid={self._job}", f"--nodelist={name}", *words]
 

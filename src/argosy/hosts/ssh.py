@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.core import ConfigError
-from argosy.hosts.engines import route_to
+from argosy.hosts.engines import HostProcess, route_to, start_process
 
 ALIVE_S = 5
 OPTIONS = ("-o", "BatchMode=yes", "-o", f"ServerAliveInterval={ALIVE_S}", "-o", "ServerAliveCountMax=3", "-T")
@@ -26,7 +26,10 @@ class SshEngine:
             raise ConfigError("there is no ssh on this machine")
         return _route_to(self.names[0])
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        return start_process(self._command(name, words), ticket)
+
+    def _command(self, name: str, words: Sequence[str]) -> list[str]:
         return ["ssh", *OPTIONS, name, "exec " + shlex.join(words)]
 
     def options(self, runtime: Path, name: str) -> list[str]:

@@ -102,6 +102,8 @@ class Shutdown(Message, frozen=True):
     """Stop every run, then agent, zygotes and warden."""
 
     by: str
+    lost: bool = False
+    """This is a host that its engine has given up: the run goes on elsewhere."""
 
 
 # --- zygote -> agent

@@ -345,9 +345,9 @@ class Agent:
             case ListRuns():
                 zygotes = self._decisions.state.host.zygotes.values()
                 link.send(answer_list(self._headed.values(), self._hosted, zygotes, self._warden.pid))
-            case Shutdown(by):
+            case Shutdown(by, lost):
                 if self._head is not None:
-                    self._head.engine_ends()
+                    self._head.engine_ends(lost=lost)
                 self._requests.shut_down(by)
                 link.queue(Done())
             case _:

@@ -140,10 +140,10 @@ class HeadLink:
             number = self._clients[client] = next(self._numbers)
         self._queue(RankAsked(number, message))
 
-    def engine_ends(self) -> None:
-        """The engine has told this host to end: the head decides what follows, if it can be reached."""
+    def engine_ends(self, *, lost: bool) -> None:
+        """The engine ends this host, or is gone (`lost`): the head decides what follows, if it can be reached."""
         self.dismissed = True
-        self._queue(HostEnds())
+        self._queue(HostEnds(lost))
 
     def forget(self, client: Link[ToAgent]) -> None:
         """A rank's connection ended."""

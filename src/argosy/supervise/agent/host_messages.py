@@ -69,6 +69,9 @@ class HostSays(Message, frozen=True):
 class HostEnds(Message, frozen=True):
     """The engine has told this host to end: what the run wants to keep it has to save now."""
 
+    lost: bool = False
+    """What the engine had on this host died: the host ends now."""
+
 
 class RankSeen(msgspec.Struct, frozen=True):
     """What a rank's page and its process show."""

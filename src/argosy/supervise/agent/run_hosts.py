@@ -298,6 +298,8 @@ class RunHosts:
                 self.say(f"{host_label(host.peer)}: {text}")
             case RanksSeen() | StacksTaken():
                 self.ranks.hear(message)
+            case HostEnds(lost=True):
+                self.ended(host_label(host.peer), "its engine has given it up")
             case HostEnds():
                 host.ends_at = time.monotonic() + NOTICE_S
             case _:

@@ -1,6 +1,7 @@
 """Make this machine a host of somebody else's run: start its daemons, and wait until they have ended."""
 
 import contextlib
+import os
 import select
 import shutil
 import signal
@@ -25,8 +26,10 @@ GONE_S = 3.0
 """Daemons that were killed are replaced by each other within this time."""
 
 
-def serve_as_host(membership: Membership, runtime: Path) -> int:
+def serve_as_host(membership: Membership, runtime: Path, *, tied: bool = False) -> int:
     """Serve the run until its head dismisses this host, or until SIGTERM; returns an exit code.
+
+    A host that is `tied` counts as lost when standard input ends, and ends.
 
     Raises:
         ConfigError: the runtime directory is in use.
@@ -49,7 +52,9 @@ def serve_as_host(membership: Membership, runtime: Path) -> int:
             gone_since = time.monotonic()
         elif not runtime.exists() or time.monotonic() - gone_since > GONE_S:
             return 0
-        select.select([], [], [], TURN_S)
+        if select.select([0] if tied else [], [], [], TURN_S)[0] and not os.read(0, 4096):
+            _shut_down(runtime, lost=True)
+            return 1
     _shut_down(runtime)
     return 0
 
@@ -103,7 +108,7 @@ def _wait_for_agent(runtime: Path) -> None:
         time.sleep(0.01)
 
 
-def _shut_down(runtime: Path) -> None:
+def _shut_down(runtime: Path, *, lost: bool = False) -> None:
     """Let the daemons end everything on this host, and wait for that."""
     deadline = time.monotonic() + END_S
     while is_inhabited(runtime):
@@ -113,7 +118,7 @@ def _shut_down(runtime: Path) -> None:
             warden = connect(runtime / "warden.sock", to_client, "the warden")
             agent = connect_agent(runtime)
             try:
-                ask(agent, Shutdown("the engine that gave this host"), timeout_s=5.0)
+                ask(agent, Shutdown("the engine that gave this host", lost), timeout_s=5.0)
                 with contextlib.suppress(PeerLost):
                     warden.wait(END_S)  # It says nothing, and closes the link when it ends.
             finally:
