@@ -5,11 +5,11 @@ from console import Console
 from hosts.fleet import SCRIPTS, Fleet
 
 from argosy.control import facts
-from argosy.hosts.host_checks import MB, HostState, judge_host
+from argosy.hosts.host_checks import MB, HostMeans, judge_host
 from argosy.supervise import HostNeeds
 from argosy.supervise.records.rundir import read_facts
 
-ENOUGH = HostState(memory=1 << 34, shared_memory=1 << 33, disk=1 << 33, accelerators=8, directory=True)
+ENOUGH = HostMeans(memory=1 << 34, shared_memory=1 << 33, disk=1 << 33, accelerators=8, directory=True)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ ENOUGH = HostState(memory=1 << 34, shared_memory=1 << 33, disk=1 << 33, accelera
     ],
 )
 def test_what_a_host_lacks_is_named(change: dict[str, int], reason: str):
-    state = HostState(**{**{field: getattr(ENOUGH, field) for field in ENOUGH.__struct_fields__}, **change})
+    state = HostMeans(**{**{field: getattr(ENOUGH, field) for field in ENOUGH.__struct_fields__}, **change})
     assert judge_host(HostNeeds(ranks=4, accelerators=4, directory="/runs/x"), state) == reason
 
 

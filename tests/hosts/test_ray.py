@@ -104,7 +104,8 @@ def test_a_killed_raylet_is_a_lost_host_and_the_weights_are_those_of_one_host(co
     assert digests(run.text) == digests(calm.text) != set()
     run.check_nothing_is_left()
     run = OnRay(console, address, "killed")
-    command = run.start("--hosts", "2", "--spares", "1", *train(run, 0.3))
+    go = console.cwd / "go"
+    command = run.start("--hosts", "2", "--spares", "1", *train(run, 0.3), str(go))
     run.wait_for("did step 3;")
     agent = run.wardens()["host1"].parent()
     assert agent is not None
@@ -114,6 +115,8 @@ def test_a_killed_raylet_is_a_lost_host_and_the_weights_are_those_of_one_host(co
     assert raylet is not None
     assert "raylet" in raylet.name()
     os.kill(raylet.pid, signal.SIGKILL)
+    until(lambda: any(isinstance(fact, facts.HostLost) for fact in read_facts(run.directory)), "a lost host")
+    go.touch()
     assert command.wait(PATIENCE_S) == 0, run.text
     assert digests(run.text) == digests(calm.text), run.text
     lost = [fact for fact in read_facts(run.directory) if isinstance(fact, facts.HostLost)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from argosy.core import ArgosyError, ConfigError
-from argosy.hosts import Request, check_host, engine_text
+from argosy.hosts import JoinRequest, check_host, engine_text
 
 RECORD_S = 60.0
 """How long after its hosts a run may take to end."""
@@ -62,7 +62,7 @@ def serve_node(rank: int, directory: Path) -> int:
     from argosy.cli.accelerators import list_accelerators
     from argosy.supervise import decode_membership, read_record, refuse_to_serve, serve_as_host
 
-    request = Request(directory, f"node{rank}")
+    request = JoinRequest(directory, f"node{rank}")
     membership = decode_membership(request.wait())
     credentials = membership.credentials
     place = Path(f"/tmp/argosy-{os.getuid()}", f"{credentials.run}.{credentials.name}")

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from argosy.hosts.by_hand import engine_text as engine_text
     from argosy.hosts.engines import HostEngine as HostEngine
     from argosy.hosts.engines import find_engine as find_engine
-    from argosy.hosts.handover import Request as Request
+    from argosy.hosts.handover import JoinRequest as JoinRequest
     from argosy.hosts.host_checks import check_host as check_host
     from argosy.hosts.slurm import in_allocation as in_allocation
     from argosy.hosts.slurm import reason_to_end as reason_to_end

@@ -29,7 +29,7 @@ def requests_of(directory: Path) -> Path:
     return directory / "join"
 
 
-class Request:
+class JoinRequest:
     """A node's side."""
 
     def __init__(self, directory: Path, node: str) -> None:

@@ -19,7 +19,7 @@ SHARED_MEMORY_MIN = 64 * MB
 DISK_MIN = 64 * MB
 
 
-class HostState(msgspec.Struct, frozen=True, kw_only=True):
+class HostMeans(msgspec.Struct, frozen=True, kw_only=True):
     """What a host has, in bytes; `directory` is whether it sees the run's."""
 
     memory: int
@@ -29,13 +29,13 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     directory: bool
 
 
-def measure_host(needs: HostNeeds, place: Path, accelerators: int) -> HostState:
+def measure_host(needs: HostNeeds, place: Path, accelerators: int) -> HostMeans:
     """Look at this host, whose sockets will be below `place`."""
     import psutil  # It takes time.
 
     shared = Path("/dev/shm")
     existing = next(path for path in (place, *place.parents) if path.exists())
-    return HostState(
+    return HostMeans(
         memory=psutil.virtual_memory().available,
         shared_memory=shutil.disk_usage(shared).free if shared.exists() else 0,
         disk=shutil.disk_usage(existing).free,
@@ -44,7 +44,7 @@ def measure_host(needs: HostNeeds, place: Path, accelerators: int) -> HostState:
     )
 
 
-def judge_host(needs: HostNeeds, state: HostState) -> str:
+def judge_host(needs: HostNeeds, state: HostMeans) -> str:
     """Why this host cannot be used; empty if it can. Pure."""
     wanted = [
         ("memory available", state.memory, MEMORY_PER_RANK * needs.ranks),

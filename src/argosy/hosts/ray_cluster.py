@@ -50,7 +50,9 @@ class RayEngine:
         return route_to(others[0]) if others else "127.0.0.1"
 
     def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
-        scheduling = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        scheduling = PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self.names.index(name)
         )
         actor = self._ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)(HostActor)
@@ -140,10 +142,8 @@ class HostActor:
 
 def _import_ray() -> Any:
     try:
-        from ray.util import scheduling_strategies
+        import ray
+        import ray.util
     except ImportError:
         raise ConfigError("--on ray needs Ray", hint="pip install 'argosy[ray]'") from None
-    import ray
-
-    assert ray.util.scheduling_strategies is scheduling_strategies
     return ray

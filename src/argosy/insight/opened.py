@@ -16,10 +16,10 @@ from argosy.insight.ledger import LaunchLedger, make_ledger
 from argosy.insight.measures import Measures, measure
 from argosy.insight.mfu import utilisation
 from argosy.insight.sql import Answer, query
-from argosy.insight.store import RunData, load_run
+from argosy.insight.store import RunData, load_run, metrics_folders
 from argosy.insight.tables import tables_of
 from argosy.insight.verdicts import Verdict, judge
-from argosy.observe import Columns, metrics_directory
+from argosy.observe import Columns
 from argosy.supervise import find_run
 
 
@@ -119,8 +119,9 @@ class OpenedRun:
 
     def _json(self, name: str) -> dict[str, Any]:
         for launch in self.data.launches[-1:]:
-            with suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode((metrics_directory(self.directory, launch.number) / name).read_bytes())
+            for folder, _ in metrics_folders(self.directory, launch.number):
+                with suppress(OSError, msgspec.MsgspecError):
+                    return msgspec.json.decode((folder / name).read_bytes())
         return {}
 
     def scalar_names(self) -> list[str]:

@@ -111,9 +111,9 @@ class Agent:
         from argosy.supervise.records.membership import read_membership
 
         membership = read_membership(runtime)
-        head = self._head = HeadLink(membership, self._decisions, self._selector, self._wake)
+        reports = RankReports(self._decisions, self._hosted)
+        head = self._head = HeadLink(membership, self._decisions, self._selector, reports, self._wake)
         self._performer.head = head
-        head.reports = RankReports(self._decisions, self._hosted)
         places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
         head.calls = HeadCalls(
             accept=lambda run, order: self._accept_run(places, run, order),

@@ -65,9 +65,14 @@ class HeadLink:
     """Keeps a host connected."""
 
     def __init__(
-        self, membership: Membership, decisions: Decisions, selector: selectors.BaseSelector, wake: Callable[[], None]
+        self,
+        membership: Membership,
+        decisions: Decisions,
+        selector: selectors.BaseSelector,
+        reports: RankReports,
+        wake: Callable[[], None],
     ) -> None:
-        self._membership, self._decisions, self._selector = membership, decisions, selector
+        self._membership, self._decisions, self._selector, self.reports = membership, decisions, selector, reports
         self.place = own_address(membership.address)
         """The address and the interface of this host, as the others see it."""
         self._jobs = BackgroundJobs(wake)
@@ -80,7 +85,6 @@ class HeadLink:
         self.environment: bytes = b""
         """Of the run, sealed; empty until the head has sent it."""
         self.calls = HeadCalls()
-        self.reports: RankReports | None = None
         self.dismissed = False
 
     @property
@@ -109,10 +113,10 @@ class HeadLink:
         try:
             if self._greeted and now >= self._beat_at:
                 self._beat_at = now + BEAT_S
-                self._link.queue(Beat(self._taken))
-                if self.reports is not None and (seen := self.reports.seen()) is not None:
+                self._link.queue(Beat(self._taken, time.time(), self.reports.ahead_max))
+                if (seen := self.reports.seen()) is not None:
                     self._link.queue(seen)
-            for taken in self.reports.step(now) if self.reports is not None else ():
+            for taken in self.reports.step(now):
                 self._link.queue(taken)
             self._link.flush()
         except ArgosyError:
@@ -121,8 +125,7 @@ class HeadLink:
     @property
     def is_busy(self) -> bool:
         """Whether there is something to send, or stacks are being taken."""
-        taking = self.reports is not None and self.reports.is_busy
-        return taking or (self._link is not None and self._link.wants_write)
+        return self.reports.is_busy or (self._link is not None and self._link.wants_write)
 
     def post(self, letter: Letter) -> None:
         """Send a report; one that finds no link waits in the mail."""
@@ -164,7 +167,7 @@ class HeadLink:
         self._link, self._greeted = outcome, False
         self._selector.register(outcome, selectors.EVENT_READ, self._serve)
         with suppress(ArgosyError):  # Its end is seen when it is read.
-            outcome.send(HostHello(self._taken, time.time()))
+            outcome.send(HostHello(self._taken))
         self._serve()
 
     def _serve(self) -> None:
@@ -197,7 +200,8 @@ class HeadLink:
                 if isinstance(order, AcceptRun) and number == self._taken + 1:
                     self.calls.accept(run, order)
                 self._decisions.feed(Letter(HEAD_PEER, number, run, order))
-            case Beat(taken):
+            case Beat(taken, clock):
+                self.reports.ahead_max = min(self.reports.ahead_max, time.time() - clock)
                 mail = self._decisions.state.mail.get(HEAD_PEER)
                 if mail is not None and mail.waiting and mail.waiting[0].number <= taken:
                     self._decisions.feed(Acknowledged(HEAD_PEER, taken))
@@ -209,8 +213,7 @@ class HeadLink:
             case PassSignal(number):
                 self.calls.pass_signal(number)
             case TakeHostStacks():
-                if self.reports is not None:
-                    self.reports.take(message)
+                self.reports.take(message)
             case Dismissed():
                 self._end("the head of the run")
 

@@ -3,6 +3,8 @@
 Orders and reports are letters of `control/node.py`. All else may be lost with a connection.
 """
 
+import math
+
 import msgspec
 
 from argosy.control import Order, Report
@@ -22,6 +24,10 @@ class Beat(Message, frozen=True):
     """I am there, and have taken your letters up to this number."""
 
     taken: int
+    clock: float = 0.0
+    """The sender's time, since the epoch."""
+    ahead_max: float = math.inf
+    """From a host: its clock is ahead of the head's by no more than this."""
 
 
 # --- a host to the head
@@ -34,8 +40,6 @@ class HostHello(Message, frozen=True):
     """
 
     taken: int
-    clock: float = 0.0
-    """Its time, since the epoch."""
     unfit: str = ""
 
 

@@ -1,5 +1,6 @@
 """What a host tells the head of a run about its ranks: how far they are, and where, when asked."""
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -17,6 +18,8 @@ class RankReports:
     def __init__(self, decisions: Decisions, hosted: Mapping[str, HostedRun]) -> None:
         self._decisions, self._hosted = decisions, hosted
         self._taking: list[tuple[int, Taking]] = []
+        self.ahead_max = math.inf
+        """By no more than this the clock of this host is ahead of the head's."""
 
     @property
     def is_busy(self) -> bool:

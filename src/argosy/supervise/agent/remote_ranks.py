@@ -20,7 +20,7 @@ LATE_S = 1.0
 """How much longer than its own deadline a host may take to send stacks."""
 
 
-class Asked(Protocol):
+class AskedHost(Protocol):
     """A host that can be asked."""
 
     def send(self, message: object) -> None: ...
@@ -29,7 +29,7 @@ class Asked(Protocol):
 class RemoteRanks:
     """What the `hosts` of one run have told last."""
 
-    def __init__(self, run: str, hosts: Mapping[str, Asked]) -> None:
+    def __init__(self, run: str, hosts: Mapping[str, AskedHost]) -> None:
         self._run, self._hosts = run, hosts
         self._seen: dict[int, tuple[RankSeen, float]] = {}
         self._taking: dict[int, RemoteTaking] = {}

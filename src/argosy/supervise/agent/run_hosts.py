@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -41,6 +42,7 @@ from argosy.fabric import (
     listen_secure,
 )
 from argosy.supervise.agent.decisions import Decisions
+from argosy.supervise.agent.host_clock import WARN_S, ClockBounds, note_clock
 from argosy.supervise.agent.host_messages import (
     BEAT_S,
     Beat,
@@ -80,8 +82,6 @@ JOIN_S = 180.0
 GIVE_BACK_S = 30.0
 NOTICE_S = 3.0
 """An engine that ends hosts usually tells `argosy run` as well: a second wish to stop would end the grace."""
-CLOCK_MAX_S = 2.0
-"""Logs and spans of hosts whose clocks differ by more are hard to compare."""
 TURN_MAX_S = 0.5
 """A turn of the loop that took longer says more about this agent than about the hosts."""
 
@@ -98,6 +98,7 @@ class MemberHost:
     silent_s: float = 0.0
     pause_s: float = 0.0
     """Its longest pause of late."""
+    clock: ClockBounds = field(default_factory=ClockBounds)
     ends_at: float | None = None
     """When the run is stopped, because the engine has told the host to end."""
     clients: "dict[int, RemoteRank]" = field(default_factory=dict[int, "RemoteRank"])
@@ -272,10 +273,7 @@ class RunHosts:
             case HostHello(unfit=unfit) if unfit:
                 self.ended(host_label(host.peer), f"it is not used: {unfit}")
                 host.send(Dismissed())
-            case HostHello(taken, clock):
-                if abs(skew := clock - time.time()) > CLOCK_MAX_S:
-                    ahead = "ahead of" if skew > 0 else "behind"
-                    self.say(f"{host_label(host.peer)}: its clock is {abs(skew):.0f} s {ahead} that of the head")
+            case HostHello(taken):
                 host.joined, host.limit_s, host.pause_s = True, SILENT_S, 0.0
                 mail = self._decisions.state.mail.get(host.peer)
                 environment = self._hosted.environment.content
@@ -283,7 +281,10 @@ class RunHosts:
                 self._decisions.feed(Connected(host.peer, taken))
             case ReportPosted(number, run, report) if run == self.name:
                 self._decisions.feed(Letter(host.peer, number, run, report))
-            case Beat(taken):
+            case Beat(taken, clock, high):
+                host.clock.hear(clock, high, time.time())
+                if host.clock.changed():
+                    _note_clock(self._hosted, host, self.say)
                 mail = self._decisions.state.mail.get(host.peer)
                 if mail is not None and mail.waiting and mail.waiting[0].number <= taken:
                     self._decisions.feed(Acknowledged(host.peer, taken))
@@ -332,7 +333,7 @@ class RunHosts:
             if host.link is not None and host.joined:
                 mail = self._decisions.state.mail.get(host.peer)
                 if beat:
-                    host.send(Beat(0 if mail is None else mail.taken))
+                    host.send(Beat(0 if mail is None else mail.taken, time.time()))
                 elif host.link.wants_write:
                     with suppress(ArgosyError):
                         host.link.flush()
@@ -371,6 +372,13 @@ class RunHosts:
             self._listener.close()
             self._listener = None
         self._warden.drop(f"hosts:{self.name}")
+
+
+def _note_clock(run: HostedRun, host: MemberHost, say: Callable[[str], None]) -> None:
+    name, ahead_s = host_label(host.peer), host.clock.ahead_s
+    run.jobs.do("noting a clock", partial(note_clock, run.launch.directory, name, ahead_s), lambda _: None)
+    if abs(ahead_s) > WARN_S:
+        say(f"{name}: its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the head's")
 
 
 def needs_of(launch: Launch) -> HostNeeds:

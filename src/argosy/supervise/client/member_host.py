@@ -70,7 +70,7 @@ def refuse_to_serve(membership: Membership, reason: str) -> None:
 
     link = connect_secure(membership.address, membership.credentials, to_member)
     try:
-        link.send(HostHello(0, time.time(), reason))
+        link.send(HostHello(0, reason))
         deadline = time.monotonic() + REFUSED_S
         while not link.receive() and time.monotonic() < deadline:  # It is dismissed.
             select.select([link], [], [], TURN_S)
