@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import HostTickets as HostTickets
     from argosy.supervise.messages import ListRuns as ListRuns
     from argosy.supervise.messages import Notice as Notice
+    from argosy.supervise.messages import OpenTunnel as OpenTunnel
     from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import StopRun as StopRun
     from argosy.supervise.messages import TakeStacks as TakeStacks
     from argosy.supervise.messages import ToClient as ToClient
+    from argosy.supervise.messages import TunnelClosed as TunnelClosed
+    from argosy.supervise.messages import TunnelData as TunnelData
+    from argosy.supervise.messages import TunnelTook as TunnelTook
     from argosy.supervise.messages import Welcome as Welcome
     from argosy.supervise.output.follower import Follower as Follower
     from argosy.supervise.output.stream import Out as Out

@@ -63,6 +63,8 @@ from argosy.supervise.messages import (
     Shutdown,
     Spared,
     ToAgent,
+    TunnelData,
+    TunnelTook,
     ZygoteHello,
     ZygoteReady,
     to_agent,
@@ -108,10 +110,11 @@ class Agent:
         """Be a host of a run that another machine's agent heads."""
         from argosy.supervise.agent.head_link import HeadCalls, HeadLink  # TLS takes time to import.
         from argosy.supervise.agent.rank_reports import RankReports
+        from argosy.supervise.agent.tunnels import Tunnels
         from argosy.supervise.records.membership import read_membership
 
         membership = read_membership(runtime)
-        reports = RankReports(self._decisions, self._hosted)
+        reports = RankReports(self._decisions, self._hosted, Tunnels(self._decisions, self._hosted, self._wake))
         head = self._head = HeadLink(membership, self._decisions, self._selector, reports, self._wake)
         self._performer.head = head
         places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
@@ -342,6 +345,9 @@ class Agent:
             case HostEnded(run, host, reason):
                 if run in self._headed and (hosts := self._headed[run].hosts) is not None:
                     hosts.ended(host, reason)
+            case TunnelData() | TunnelTook():
+                for hosts in self._all_hosts():
+                    hosts.ranks.tunnels.hear_client(link, message)
             case ListRuns():
                 zygotes = self._decisions.state.host.zygotes.values()
                 link.send(answer_list(self._headed.values(), self._hosted, zygotes, self._warden.pid))

@@ -18,6 +18,7 @@ from argosy.supervise.messages import (
     Done,
     GetEnvironment,
     LaunchRun,
+    OpenTunnel,
     Refused,
     SignalRun,
     StopRun,
@@ -144,7 +145,7 @@ class ClientRequests:
             self.shut_down(f"the removal of Argosy's runtime directory, {runtime}")
 
     def about_run(
-        self, link: Link[ToAgent], message: WatchRun | StopRun | SignalRun | TakeStacks | GetEnvironment
+        self, link: Link[ToAgent], message: WatchRun | StopRun | SignalRun | TakeStacks | GetEnvironment | OpenTunnel
     ) -> None:
         """What concerns one living run, named by its id or its directory."""
         named = (run for run in self._headed.values() if message.run in (run.name, str(run.directory)))
@@ -168,5 +169,10 @@ class ClientRequests:
                 link.send(Done())
             case TakeStacks():
                 self._stacks.append(StackRequest(link, run, message))
+            case OpenTunnel(rank=rank):
+                if run.hosts is None or not 0 <= rank < run.launch.size:
+                    link.send(Refused(f"no rank {rank} is on another host"))
+                else:
+                    run.hosts.ranks.reach(link, run.host_of(rank), msgspec.structs.replace(message, run=run.name))
             case GetEnvironment():
                 answer_environment(link, self._hosted[run.name], run.state, message)

@@ -24,6 +24,7 @@ from argosy.supervise.agent.host_messages import (
     HostEnds,
     HostHello,
     HostSays,
+    HostTunnel,
     OrderPosted,
     PassSignal,
     RankAnswered,
@@ -188,6 +189,7 @@ class HeadLink:
         self._again_at = time.monotonic() + AGAIN_S
         self._selector.unregister(link)
         link.close()
+        self.reports.tunnels.close()
 
     def _hear(self, message: ToMember) -> None:
         match message:
@@ -212,6 +214,8 @@ class HeadLink:
                         client.send(answer)
             case PassSignal(number):
                 self.calls.pass_signal(number)
+            case HostTunnel():
+                self.reports.tunnels.hear(message)
             case TakeHostStacks():
                 self.reports.take(message)
             case Dismissed():

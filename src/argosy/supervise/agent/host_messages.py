@@ -13,7 +13,7 @@ from argosy.fabric import Arrive, BoardAdd, BoardAnswer, BoardGet, BoardSet, Not
 from argosy.observe import RankProgress
 from argosy.supervise.evidence.frames import Stack
 from argosy.supervise.evidence.proc_sample import ProcSample
-from argosy.supervise.messages import Message
+from argosy.supervise.messages import Message, OpenTunnel, TunnelClosed, TunnelData, TunnelTook
 
 BEAT_S = 0.5
 FromRank = Arrive | BoardSet | BoardAdd | BoardGet
@@ -28,6 +28,16 @@ class Beat(Message, frozen=True):
     """The sender's time, since the epoch."""
     ahead_max: float = math.inf
     """From a host: its clock is ahead of the head's by no more than this."""
+
+
+TunnelContent = OpenTunnel | TunnelData | TunnelTook | TunnelClosed
+
+
+class HostTunnel(Message, frozen=True):
+    """What a client of the head and a process on a host tell each other."""
+
+    number: int
+    content: TunnelContent
 
 
 # --- a host to the head
@@ -99,7 +109,9 @@ class StacksTaken(Message, frozen=True):
     stacks: dict[int, Stack]
 
 
-ToHead = Beat | HostHello | ReportPosted | RankAsked | RankLeft | HostSays | HostEnds | RanksSeen | StacksTaken
+ToHead = (
+    Beat | HostHello | ReportPosted | RankAsked | RankLeft | HostSays | HostEnds | RanksSeen | StacksTaken | HostTunnel
+)
 
 # --- the head to a host
 
@@ -146,7 +158,7 @@ class TakeHostStacks(Message, frozen=True):
     deadline_s: float
 
 
-ToMember = Beat | HeadHello | OrderPosted | RankAnswered | PassSignal | Dismissed | TakeHostStacks
+ToMember = Beat | HeadHello | OrderPosted | RankAnswered | PassSignal | Dismissed | TakeHostStacks | HostTunnel
 
 to_head: msgspec.msgpack.Decoder[ToHead] = msgspec.msgpack.Decoder(ToHead)
 to_member: msgspec.msgpack.Decoder[ToMember] = msgspec.msgpack.Decoder(ToMember)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from argosy.control import LocalRank
 from argosy.supervise.agent.decisions import Decisions
-from argosy.supervise.agent.host_messages import RankSeen, RanksSeen, StacksTaken, TakeHostStacks
+from argosy.supervise.agent.host_messages import HostTunnel, RankSeen, RanksSeen, StacksTaken, TakeHostStacks
 from argosy.supervise.agent.hosted_run import HostedRun
+from argosy.supervise.agent.tunnels import Tunnels
 from argosy.supervise.evidence.proc_sample import read_proc
 from argosy.supervise.evidence.stacks import Taking, Target
 
@@ -15,8 +16,8 @@ from argosy.supervise.evidence.stacks import Taking, Target
 class RankReports:
     """Looks at the ranks of this host."""
 
-    def __init__(self, decisions: Decisions, hosted: Mapping[str, HostedRun]) -> None:
-        self._decisions, self._hosted = decisions, hosted
+    def __init__(self, decisions: Decisions, hosted: Mapping[str, HostedRun], tunnels: Tunnels) -> None:
+        self._decisions, self._hosted, self.tunnels = decisions, hosted, tunnels
         self._taking: list[tuple[int, Taking]] = []
         self.ahead_max = math.inf
         """By no more than this the clock of this host is ahead of the head's."""
@@ -57,8 +58,8 @@ class RankReports:
                 found.append(Target(local.rank.index, local.process.pid, local.process.start, armed))
         return found
 
-    def step(self, now: float) -> list[StacksTaken]:
-        """Continue; returns what is complete."""
+    def step(self, now: float) -> list[StacksTaken | HostTunnel]:
+        """Continue; returns what is to be sent."""
         done = [(number, taking) for number, taking in self._taking if taking.step(now)]
         self._taking = [each for each in self._taking if each not in done]
-        return [StacksTaken(number, taking.result()) for number, taking in done]
+        return [*(StacksTaken(number, taking.result()) for number, taking in done), *self.tunnels.take()]

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from argosy.core import RankId
+from argosy.fabric import Link
 from argosy.observe import RankProgress
 from argosy.supervise.agent.host_messages import RankSeen, RanksSeen, StacksTaken, TakeHostStacks
+from argosy.supervise.agent.tunnels import TunnelRelay
 from argosy.supervise.evidence.frames import Stack
 from argosy.supervise.evidence.proc_sample import ProcSample
 from argosy.supervise.evidence.stacks import StackTaking
+from argosy.supervise.messages import OpenTunnel, Refused, ToAgent
 
 STALE_S = 3.0
 """A host that has told nothing for this long is not judged."""
@@ -31,6 +34,7 @@ class RemoteRanks:
 
     def __init__(self, run: str, hosts: Mapping[str, AskedHost]) -> None:
         self._run, self._hosts = run, hosts
+        self.tunnels = TunnelRelay()
         self._seen: dict[int, tuple[RankSeen, float]] = {}
         self._taking: dict[int, RemoteTaking] = {}
         self._numbers = 0
@@ -45,6 +49,13 @@ class RemoteRanks:
             case StacksTaken(number, stacks):
                 if (taking := self._taking.get(number)) is not None:
                     taking.answered(number, stacks)
+
+    def reach(self, link: Link[ToAgent], host: str, message: OpenTunnel) -> None:
+        """Connect a client with a rank on this host."""
+        if host in self._hosts:
+            self.tunnels.open(link, self._hosts[host], message)
+        else:
+            link.send(Refused(f"the host of the rank is not known: {host}"))
 
     def find(self, rank: RankId) -> RankSeen | None:
         """What a rank showed last, if it is this generation."""

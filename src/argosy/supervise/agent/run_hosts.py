@@ -52,6 +52,7 @@ from argosy.supervise.agent.host_messages import (
     HostEnds,
     HostHello,
     HostSays,
+    HostTunnel,
     OrderPosted,
     PassSignal,
     RankAnswered,
@@ -211,6 +212,7 @@ class RunHosts:
 
     def dropped(self, link: Link[ToAgent]) -> None:
         """A connection within this host ended; the process that gives hosts comes back, or is gone."""
+        self.ranks.tunnels.client_left(link)
         if link is self._provider:
             self._provider = None
 
@@ -262,6 +264,7 @@ class RunHosts:
         if (link := host.link) is None:
             return
         host.link = None
+        self.ranks.tunnels.host_left(host)
         self._selector.unregister(link)
         link.close()
         for rank in host.clients.values():
@@ -297,6 +300,8 @@ class RunHosts:
                     self._hosted.meeting.board.forget(rank)
             case HostSays(text):
                 self.say(f"{host_label(host.peer)}: {text}")
+            case HostTunnel():
+                self.ranks.tunnels.hear_host(message)
             case RanksSeen() | StacksTaken():
                 self.ranks.hear(message)
             case HostEnds(lost=True):
