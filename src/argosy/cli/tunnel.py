@@ -25,13 +25,13 @@ def run_tunnel(message: OpenTunnel, put: Callable[[int, bytes], None], *, stdin:
         if not stdin:
             link.send(TunnelData(0, b""))
         while True:
-            sources: list[object] = [link, *([0] if stdin and may_send else [])]
-            ready = [link] if link.has_messages else select.select(sources, [], [])[0]
+            sources = [link.fileno(), *([0] if stdin and may_send else [])]
+            ready = [link.fileno()] if link.has_messages else select.select(sources, [], [])[0]
             if 0 in ready:
                 data = os.read(0, PIECE)
                 link.send(TunnelData(0, data))
                 stdin, may_send = bool(data), False
-            if link not in ready:
+            if link.fileno() not in ready:
                 continue
             for answer, _ in link.receive():
                 match answer:

@@ -143,7 +143,6 @@ class HostActor:
 def _import_ray() -> Any:
     try:
         import ray
-        import ray.util
     except ImportError:
         raise ConfigError("--on ray needs Ray", hint="pip install 'argosy[ray]'") from None
     return ray
