@@ -6,12 +6,14 @@ CPU ranks only: nothing here runs on a GPU. Rows in CPU seconds and bytes do not
 """
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from harness import Contender, Failed, Goal, Options, Row, run_benches
 
@@ -20,26 +22,30 @@ MEASURED = Path(__file__).resolve().parents[1] / "tests" / "cost" / "data" / "vt
 TIMEOUT_S = 1200
 
 
-def step_ms(kind: str, shape: str, ranks: int, steps: int) -> float:
-    """The median milliseconds of a step on rank 0."""
+def run_ranks(command: list[str], ranks: int) -> str:
+    """Start a script once per rank, with the rank as its last argument; return what rank 0 printed."""
+    started = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    try:
+        done = [each.communicate(timeout=TIMEOUT_S) for each in started]
+    except subprocess.TimeoutExpired:
+        raise Failed(f"no end after {TIMEOUT_S} s") from None
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    if any(each.returncode for each in started):
+        raise Failed(done[0][1].strip().splitlines()[-1] if done[0][1].strip() else "a rank failed")
+    return done[0][0]
+
+
+def step_ms(kind: str, shape: str, ranks: int, steps: int, figure: int = 0) -> float:
+    """Milliseconds of a step on rank 0: the median on the clock, or with `figure` 1 the least CPU time."""
     with tempfile.TemporaryDirectory() as directory:
-        script = str(SCRIPTS / "graph_ranks.py")
-        command = [sys.executable, script, kind, shape, f"file://{directory}/store", str(ranks), str(steps)]
-        started = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for rank in range(ranks)
-        ]
-        try:
-            done = [each.communicate(timeout=TIMEOUT_S) for each in started]
-        except subprocess.TimeoutExpired:
-            raise Failed(f"no end after {TIMEOUT_S} s") from None
-        finally:
-            for each in started:
-                each.kill()
-                each.wait()
-        if any(each.returncode for each in started):
-            raise Failed(done[0][1].strip().splitlines()[-1] if done[0][1].strip() else "a rank failed")
-        return float(json.loads(done[0][0].splitlines()[-1]))
+        command = [sys.executable, str(SCRIPTS / "graph_ranks.py"), kind, shape, f"file://{directory}/store"]
+        return float(json.loads(run_ranks([*command, str(ranks), str(steps)], ranks).splitlines()[-1])[figure])
 
 
 def probe(*words: str) -> float:
@@ -53,6 +59,53 @@ def probe(*words: str) -> float:
     if done.returncode:
         raise Failed((done.stderr.strip().splitlines() or ["the probe failed"])[-1])
     return float(done.stdout.split()[-1])
+
+
+@cache
+def real_runs(quick: bool) -> list[dict[str, Any]]:
+    """Records of compiled steps of 1, 2 and 4 ranks, each predicted with a chip that was measured just before."""
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for ranks in (1, 2) if quick else (1, 2, 4):
+            chip = f"{directory}/cpu{ranks}.toml"
+            words = ["-m", "argosy", "chip", "measure", chip, "--ranks", str(ranks), "--budget-s", "30"]
+            subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=TIMEOUT_S)
+            script, store = str(SCRIPTS / "graph_real.py"), f"file://{directory}/store{ranks}"
+            command = [sys.executable, script, chip, store, str(ranks), str(3 if quick else 10)]
+            found += [json.loads(line) for line in run_ranks(command, ranks).splitlines() if line.startswith("{")]
+    return found
+
+
+def real_figure(which: str, quick: bool) -> float:
+    """One figure of all real runs, in percent."""
+    runs = [(each["predicted"], each["measured"]) for each in real_runs(quick)]
+    times = [abs(wanted["step_s"] / got["step_s"] - 1) * 100 for wanted, got in runs]
+    peaks = [(wanted["peak_bytes"] / got["peak_bytes"] - 1) * 100 for wanted, got in runs]
+    inside = [wanted["low_s"] <= got["step_s"] <= wanted["high_s"] for wanted, got in runs]
+    return {
+        "time median": statistics.median(times),
+        "time worst": max(times),
+        "memory median": statistics.median(map(abs, peaks)),
+        "memory under": max(0.0, -min(peaks)),
+        "interval": 100 * sum(inside) / len(inside),
+    }[which]
+
+
+def real_rows(options: Options) -> list[Row]:
+    wanted = {"time median": 10, "time worst": 25, "memory median": 4, "memory under": 3, "interval": 90}
+    return [
+        Row(
+            key=f"real-{which.replace(' ', '-')}",
+            title=f"predicted against real steps of 1-4 CPU ranks: {which}",
+            base="argosy",
+            unit="%",
+            contenders=[
+                Contender(name="argosy", sample=partial(real_figure, which, bool(options.quick)), repeat_max=1)
+            ],
+            goals=[Goal(of="argosy", at_most=goal)],
+        )
+        for which, goal in wanted.items()
+    ]
 
 
 def vtrain_error(which: str) -> float:
@@ -86,24 +139,34 @@ def folded_s() -> float:
 
 def step_rows(options: Options) -> list[Row]:
     steps = 10 if options.quick else 40
-    return [
-        Row(
-            key=key,
-            title=f"FSDP step on 2 Gloo ranks, {shape}",
-            base="fsdp2",
-            unit="ms",
-            contenders=[
-                Contender(name=kind, sample=partial(step_ms, kind, shape, 2, steps)) for kind in ("fsdp2", "argosy")
-            ],
-            goals=[Goal(of="argosy", times_of="fsdp2", times=times)],
-        )
-        for key, shape, times in (("small", "many small parameters", 2.0), ("gpt14m", "14M", 1.1))
-    ]
+    kinds = ("fsdp2", "fsdp2 compiled", "argosy graph", "argosy")
+    wanted = (
+        ("small", "many small parameters", 2, 2.0),
+        ("small4", "many small parameters", 4, 2.0),
+        ("gpt14m", "14M", 2, 1.1),
+    )
+    found: list[Row] = []
+    for key, shape, ranks, times in wanted:
+        for figure, of in ((0, "a step"), (1, "CPU time of a step")):
+            found.append(
+                Row(
+                    key=f"{key}-cpu" if figure else key,
+                    title=f"{of} with FSDP on {ranks} Gloo ranks, {shape}",
+                    base="fsdp2",
+                    unit="ms",
+                    contenders=[
+                        Contender(name=kind, sample=partial(step_ms, kind, shape, ranks, steps, figure))
+                        for kind in kinds
+                    ],
+                    goals=[Goal(of="argosy", times_of="fsdp2", times=times)],
+                )
+            )
+    return found
 
 
 def rows(options: Options) -> list[Row]:
     size = ("1024", "256", "8192") if options.quick else ("8192", "1024", "32768")
-    found = step_rows(options)
+    found = step_rows(options) + real_rows(options)
     for which, goal in (("multi", 8.0), ("single", 6.0), ("multi regret", 1.5), ("single regret", 1.5)):
         found.append(
             Row(

@@ -287,7 +287,7 @@ def settle(console: Console, runs: set[str], before: set[str]) -> None:
         stopped = console.argosy("stop", directory)
         assert stopped.code == 0 or directory not in living(console), stopped.text
     try:
-        until(lambda: not footprint(console) - before, "nothing but daemons", 60.0)
+        until(lambda: not footprint(console) - before, "nothing but daemons", 200.0)
     except AssertionError:
         raise AssertionError("left behind:\n" + "\n".join(footprint(console) - before)) from None
 
@@ -354,7 +354,7 @@ def close(console: Console) -> None:
     end_commands(console)
     stopped = console.argosy("stop", "--all")
     try:
-        until(lambda: not console.leftovers(), "all processes gone", 60.0)
+        until(lambda: not console.leftovers(), "all processes gone", 200.0)
     except AssertionError:
         left = console.leftovers()
         for line in left:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +79,19 @@ def ranks(console: Console, name: str, generation: int = 0, count: int = 2) -> l
         return alive if sum(rank.generation >= generation for rank in alive) >= count else []
 
     return until(find, f"{count} ranks of {name} in generation {generation}")
+
+
+def press_until_it_ends(command: "subprocess.Popen[bytes]") -> None:
+    """Press Ctrl-C until the command ends: signals that come together count as one."""
+
+    def ended() -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            command.wait(0.6)
+            return True
+        command.send_signal(signal.SIGINT)
+        return False
+
+    until(ended, "the end of a command at Ctrl-C")
 
 
 def pause(seconds: float = 0.3) -> None:

@@ -2,18 +2,22 @@
 
 import os
 import random
+import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from console import PATIENCE_S, Console
+from console import PATIENCE_S, Console, until
 
 from argosy.train import read_log
 
 SCRIPT = str(Path(__file__).parent / "train" / "scripts" / "voyage.py")
 STEPS = 9
+SHORT = 200
+"""Steps of each training of a campaign, which has as many of them as it needs."""
 LONG = 1000
 """Steps of a training in which somebody dies about every second, from the first step to shortly before the last."""
 
@@ -79,10 +83,31 @@ def progress(directory: Path) -> int:
     return max((int(line[0].split()[0]) for line in last if line and line[0].strip()), default=-1)
 
 
-def haunt(directory: Path, ended: Callable[[], bool], chance: random.Random) -> tuple[int, int]:
-    """Kill ranks at random, mostly one and after some step was done; returns how many, and how often rank 0."""
+PARTS = {"forward": "forward", "reduce": "backward", "before vote": "vote", "after vote": "after the vote"}
+
+
+def place_of(directory: Path, rank: str) -> str:
+    """In which part of a step a rank was last, by its own words; else it was re-forming, or between steps."""
+    with suppress(OSError):
+        place = (directory / f"at.{rank}").read_text().rstrip("\0")
+        return PARTS.get(place, "between steps" if place in ("evaluation", "snapshot") else "re-forming")
+    return "re-forming"
+
+
+def haunt(
+    directory: Path,
+    ended: Callable[[], bool],
+    chance: random.Random,
+    steps: int = LONG,
+    places: "Counter[str] | None" = None,
+    most: float = float("inf"),
+) -> tuple[int, int]:
+    """Kill ranks at random, mostly one and after some step was done; returns how many, and how often rank 0.
+
+    It ends shortly before the last of the `steps`, or when `most` are killed. `places` counts where they were.
+    """
     kills = zeroth = 0
-    while (at := progress(directory)) < LONG * 0.9 and not ended():
+    while (at := progress(directory)) < steps * 0.9 and kills < most and not ended():
         pids = {path.suffix[1:]: path.read_text().split() for path in directory.glob("built.*")}
         for rank in chance.sample(sorted(pids), min(len(pids), chance.choice([1, 1, 1, 1, 2]))):
             with suppress(OSError, IndexError):
@@ -90,9 +115,37 @@ def haunt(directory: Path, ended: Callable[[], bool], chance: random.Random) -> 
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"argosy: rank"):  # Not somebody else's by now.
                     os.kill(pid, signal.SIGKILL)
                     kills, zeroth = kills + 1, zeroth + (rank == "0")
+                    if places is not None:
+                        places[place_of(directory, rank)] += 1
         patience = time.monotonic() + PATIENCE_S
         patient = chance.random() < 0.8
         while patient and progress(directory) <= at and not ended() and time.monotonic() < patience:
             time.sleep(0.02)
         time.sleep(chance.random() * chance.choice([0.1, 1.0]))
     return kills, zeroth
+
+
+def campaign(console: Console, kind: str, ranks: int, how: str) -> None:
+    """Trainings whose ranks are killed at random until `ARGOSY_SOAK_KILLS` (200) are dead: all have the same digest.
+
+    A training that hangs ends this with its output, after `PATIENCE_S`.
+    """
+    wanted, places, seeds = int(os.environ.get("ARGOSY_SOAK_KILLS", "200")), Counter[str](), 0
+    calm = sail(console, kind, ranks, steps=SHORT)
+    began = time.monotonic()
+    while places.total() < wanted:
+        directory, out = console.cwd / f"campaign-{kind}-{seeds}", console.cwd / f"campaign-{kind}-{seeds}.out"
+        directory.mkdir()
+        command = console.start("run", "-n", str(ranks), SCRIPT, str(directory), kind, str(SHORT), out=out)
+        until(lambda at=directory: len(list(at.glob("built.*"))) == ranks, "all ranks")
+        most = wanted - places.total()
+        haunt(directory, lambda done=command: done.poll() is not None, random.Random(seeds), SHORT, places, most)
+        assert command.wait(PATIENCE_S) == 0, out.read_text()[-8000:]
+        hard = Landed(directory, out.read_text())
+        assert hard.digests == calm.digests, f"seed {seeds}: {hard.digests}, undisturbed {calm.digests}"
+        assert [step for step, _ in hard.rows] == list(range(1, SHORT + 1))
+        shutil.rmtree(directory)
+        seeds += 1
+        print(f"\n{kind} on {ranks} ranks {how}: {places.total()} killed, {seeds} of {seeds} digests equal", flush=True)
+    where = ", ".join(f"{place} {count}" for place, count in places.most_common())
+    print(f"{kind} {how}: killed in {where}; {time.monotonic() - began:.0f} s")

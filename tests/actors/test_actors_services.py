@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from console import Console, free_port, until
+from console import PATIENCE_S, Console, free_port, until
 from hands import Caller
 from meshes import owner
 
@@ -79,13 +79,14 @@ def test_an_unhealthy_service_is_replaced(cluster: Cluster, tmp_path: Path):
         "import os, socket, sys, time\n"
         "listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
         "if os.environ['ARGOSY_GENERATION'] == '0':\n"
-        "    time.sleep(1.5)\n"
+        "    while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
         "    listener.close()\n"
         "time.sleep(600)\n"
     )
     mesh = cluster.mesh(ranks=1, preload=[])
-    argv = [sys.executable, str(tmp_path / "sick.py"), str(port)]
+    argv = [sys.executable, str(tmp_path / "sick.py"), str(port), str(tmp_path / "close")]
     service = mesh.service("sick", argv, ready=Tcp(port), health_s=0.1)
+    (tmp_path / "close").touch()
     assert service.events.wait("replaced").generation == 1
     until(service.is_ready, "the healthy one")
     mesh.stop()
@@ -103,7 +104,7 @@ def test_a_service_that_never_gets_ready_is_told(cluster: Cluster):
 def test_programs_run_once_per_rank(cluster: Cluster):
     mesh = cluster.mesh(a=2, b=2, preload=[])
     good = mesh.exec([sys.executable, "-c", "import os; print('rank', os.environ['RANK'])"])
-    assert good.wait(60) == 0
+    assert good.wait(PATIENCE_S) == 0
     written = "".join(path.read_text() for path in sorted(Path(good.welcome.logs).glob("*.out")))
     assert written == "rank 0\nrank 1\nrank 2\nrank 3\n"
     assert mesh.slice(a=0, b=0).exec(["sh", "-c", "exit 7"]).wait(60) == 7

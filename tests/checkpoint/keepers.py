@@ -73,7 +73,7 @@ def a_run(directory: Path) -> Iterator[Run]:
                 yield run
             finally:
                 run.state("ended")
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 300
                 for keeper in run.keepers():
                     with suppress(psutil.NoSuchProcess):
                         keeper.resume()  # A test that failed may have left it stopped.
@@ -86,7 +86,7 @@ def a_run(directory: Path) -> Iterator[Run]:
 
 
 def wait_for(ready: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -119,7 +119,7 @@ def flip(run: Run, offset: int, *, draft: bool = False) -> None:
     (path,) = known_keepers(str(run.directory))
     link = connect(path, keeper_decoder, "the keeper")
     link.send(Take(name))
-    message, fds = link.wait(10)
+    message, fds = link.wait(300.0)
     assert isinstance(message, Kept)
     with mmap.mmap(fds[draft], os.fstat(fds[draft]).st_size) as memory:
         memory[offset] ^= 16

@@ -136,7 +136,7 @@ def run(layout: str, work: str, mode: str, rank: int) -> None:
         for step in range(3):
             training.train(step)
         with Saver(f"{work}/{layout}", sample=1) as saver:
-            saver.save(training.state(), 3).wait(60)
+            saver.save(training.state(), 3).wait(300)
         return
     for source in RANKS:
         training = Zero() if layout == "zero2" else Plain(layout)

@@ -109,7 +109,7 @@ def test_verify_finds_every_flip_in_a_segment_and_names_it(tmp_path: Path):
     """Also in the header, which is there for others' tools."""
     arrays = {"weight": np.arange(300, dtype="<i4"), "moment": np.arange(300, dtype="<i4") * 3}
     with Saver(tmp_path) as saver:
-        saver.save(arrays, 1).wait(30)
+        saver.save(arrays, 1).wait(300)
     (segment,) = tmp_path.rglob("*.safetensors")
     clean = segment.read_bytes()
     assert list(verify(tmp_path, None)) == []

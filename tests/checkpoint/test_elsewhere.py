@@ -87,7 +87,7 @@ def test_extra_state_of_modules_comes_back(tmp_path: Path):
     model = nn.Sequential(nn.Linear(2, 2), Extra(), Extra())
     model[1].seen = {"n": 3, "scale": torch.ones(5)}
     with Saver(tmp_path) as saver:
-        saver.save({"model": model}, 1).wait(30)
+        saver.save({"model": model}, 1).wait(300)
     other = nn.Sequential(nn.Linear(2, 2), Extra(), Extra())
     restore(tmp_path, into={"model": other})
     assert other[1].seen["n"] == 3
@@ -111,7 +111,7 @@ def test_a_parameter_of_no_module_has_its_moments(tmp_path: Path):
     (model(torch.ones(1, 17)).sum() * scale).backward()
     optimizer.step()
     with Saver(tmp_path) as saver:
-        saver.save({"model": model, "scale": scale, "optimizer": optimizer}, 1).wait(30)
+        saver.save({"model": model, "scale": scale, "optimizer": optimizer}, 1).wait(300)
     other, new = network(1), nn.Parameter(torch.tensor(7.0))
     fresh = torch.optim.AdamW([*other.parameters(), new])
     restore(tmp_path, into={"model": other, "scale": new, "optimizer": fresh})
@@ -134,7 +134,7 @@ class Grown:
 
 def test_tensors_of_others_may_have_grown(tmp_path: Path):
     with Saver(tmp_path) as saver:
-        saver.save({"buffer": Grown(5)}, 1).wait(30)
+        saver.save({"buffer": Grown(5)}, 1).wait(300)
     other = Grown(1)
     restore(tmp_path, into={"buffer": other})
     assert torch.equal(other.samples, Grown(5).samples)
@@ -143,7 +143,7 @@ def test_tensors_of_others_may_have_grown(tmp_path: Path):
 def test_values_that_have_no_place_are_not_dropped_in_silence(tmp_path: Path):
     model = nn.Linear(1, 1)
     with Saver(tmp_path) as saver:
-        saver.save({"model": model, "epoch": 3}, 1).wait(30)
+        saver.save({"model": model, "epoch": 3}, 1).wait(300)
     with pytest.raises(ConfigError, match="no place for stored epoch"):
         restore(tmp_path, into={"model": model})
     restored = restore(tmp_path, into={"model": model}, partial=True)
@@ -156,7 +156,7 @@ ODD_KEYS = {(1, 2): "a", 3: {(): 4}, None: 5, float("inf"): 6, "text": (7,)}
 def test_keys_of_any_plain_kind_come_back_and_others_are_refused(tmp_path: Path):
     into: dict[str, Any] = {"w": torch.zeros(3), "v": None}
     with Saver(tmp_path) as saver:
-        saver.save({"w": torch.ones(3), "v": ODD_KEYS}, 1).wait(30)
+        saver.save({"w": torch.ones(3), "v": ODD_KEYS}, 1).wait(300)
         with pytest.raises(ConfigError, match="one of its keys is a bytes"):
             saver.save({"v": {b"x": 1}}, 2)
         for odd in ({"v": "\ud800"}, {"\ud800": torch.ones(1)}, {"__metadata__": torch.ones(1)}):
@@ -177,4 +177,4 @@ def test_a_fork_may_not_save(tmp_path: Path):
                 os._exit(7 if "this is a fork of it" in str(error) else 1)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-        saver.save({"w": torch.ones(1)}, 1).wait(30)
+        saver.save({"w": torch.ones(1)}, 1).wait(300)

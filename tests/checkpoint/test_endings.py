@@ -55,7 +55,7 @@ else:
 
 def test_a_program_that_ends_without_close_loses_no_save(tmp_path: Path):
     command = [sys.executable, "-c", ENDING, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout == "0 0 1\n", ended.stderr
     for how in ("held", "dropped", "raises"):
         place = tmp_path / how / "checkpoints"
@@ -76,7 +76,7 @@ def test_what_no_optimizer_steps_may_change_right_after_save(tmp_path: Path):
             state = {"model": model, "optimizer": optimizer, "average": average}
             handle = saver.save(state, step)
             average.update_parameters(model)
-            handle.wait(60)
+            handle.wait(300)
             found = copy.deepcopy(average)
             other = copy.deepcopy(model)
             restore(tmp_path, into={"model": other, "average": found}, step=step, partial=True, fresh=True)
@@ -97,7 +97,7 @@ def test_a_write_before_the_copy_is_complete_is_found(tmp_path: Path):
                 for parameter in model.parameters():
                     parameter.mul_(0.999)
             try:
-                handle.wait(60)
+                handle.wait(300)
             except TornSnapshot:
                 continue
             tensors = restore(tmp_path, step=step).tensors
@@ -115,7 +115,7 @@ def test_a_write_that_torch_counts_after_the_copy_is_found(tmp_path: Path):
         handle = saver.save({"model": model, "optimizer": optimizer}, 0)
         torch._foreach_add_([last] + [other] * 50, 1.0)
         with pytest.raises(TornSnapshot):
-            handle.wait(60)
+            handle.wait(300)
 
 
 GROUPS, ROUNDS = 4, 3
@@ -124,13 +124,13 @@ GROUPS, ROUNDS = 4, 3
 def heir(path: str, session: int, together: "mp.synchronize.Barrier", answers: "mp.Queue[tuple[str, bool]]") -> None:
     for number in range(ROUNDS):
         store = open_store(f"{path}/{number}", new=True)
-        together.wait(60)
+        together.wait(300)
         try:
             take(store, f"s{session}")
             answers.put((store.name, True))
         except DirectoryInUse:
             answers.put((store.name, False))
-        together.wait(60)
+        together.wait(300)
 
 
 @pytest.mark.parametrize("is_orphan", [True, False])
@@ -158,7 +158,7 @@ def test_of_many_that_come_at_once_one_owns_the_directory(
         number for number, is_owner in (answers.get(timeout=100) for _ in range(3 * len(places))) if is_owner
     )
     for each in heirs:
-        each.join(30)
+        each.join(300)
     assert owners == dict.fromkeys(map(str, places), 1)
     assert [path.name for path in places[0].iterdir()] == ["owner.json"]
 

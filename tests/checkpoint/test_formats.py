@@ -26,7 +26,7 @@ def saved(tmp_path: Path, steps: int = 2) -> nn.Module:
             optimizer.zero_grad()
             model(torch.randn(3, 4)).square().sum().backward()
             optimizer.step()
-            saver.save({"model": model, "optimizer": optimizer}, step).wait(30)
+            saver.save({"model": model, "optimizer": optimizer}, step).wait(300)
     return model
 
 
@@ -90,7 +90,7 @@ def test_a_gpt_with_tied_weights_goes_to_transformers(tmp_path: Path):
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).eval()
     with Saver(tmp_path / "run") as saver:
-        saver.save({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, 5).wait(30)
+        saver.save({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, 5).wait(300)
     ckpt("export", tmp_path / "run", "hf", tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.arange(20).reshape(1, -1)
@@ -147,7 +147,7 @@ def test_prune_keeps_the_newest(tmp_path: Path):
 def test_prune_keeps_the_best_that_it_is_told_of(tmp_path: Path):
     with Saver(tmp_path, keep=[KeepEvery(1)]) as saver:
         for step, loss in enumerate((0.3, 0.1, 0.9, 0.5)):
-            saver.save({"a": torch.full((2,), loss)}, step, metrics={"val": loss}).wait(30)
+            saver.save({"a": torch.full((2,), loss)}, step, metrics={"val": loss}).wait(300)
     best = "--keep-best", "val:1", "--keep-best", "val:1:highest"
     kept = json.loads(ckpt("prune", tmp_path, "--keep-last", 1, *best, "--dry-run", "--json"))["kept"]
     assert sorted(step_of(name) for name in kept) == [1, 2, 3]
@@ -190,7 +190,7 @@ def test_torch_and_dcp_hold_everything_by_name(tmp_path: Path, kind: str):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     extra = {"schedule": schedule, "epoch": 3, "nested": {"x": (torch.ones(2), 0.5)}, "random": torch.Generator()}
     with Saver(tmp_path / "run") as saver:
-        saver.save({"model": model, "optimizer": optimizer, **extra}, 5).wait(30)
+        saver.save({"model": model, "optimizer": optimizer, **extra}, 5).wait(300)
     out = tmp_path / "out"
     ended = export(tmp_path / "run", kind, out)
     assert (len(ended.tensors), ended.unused) == (len(restore(tmp_path / "run").tensors), [])
@@ -220,7 +220,7 @@ def test_what_was_exported_is_restored_with_its_moments(tmp_path: Path, kind: st
     optimizer, schedule = trained(model), {"warmup": 10, "rate": float("inf")}
     state = {"model": model, "optimizer": optimizer, "schedule": schedule, "random": torch.Generator().manual_seed(3)}
     with Saver(tmp_path / "run") as saver:
-        saver.save(state, 5).wait(30)
+        saver.save(state, 5).wait(300)
     export(tmp_path / "run", kind, tmp_path / "out")
     import_(kind, tmp_path / "out", tmp_path / "again")
     before, after = (tensors(opened(tmp_path / name, None)) for name in ("run", "again"))
@@ -245,9 +245,9 @@ def test_hf_says_what_it_wrote_and_what_it_left_out(tmp_path: Path):
 
 def test_hf_of_tensors_that_are_of_no_module(tmp_path: Path):
     with Saver(tmp_path / "loose") as saver:
-        saver.save({"weight": torch.ones(3), "random": torch.Generator()}, 1).wait(30)
-        saver.save({"model": {"w": torch.ones(2)}, "optim": {"m": torch.ones(4)}, "epoch": 3}, 2).wait(30)
-        saver.save({"random": torch.Generator()}, 3).wait(30)
+        saver.save({"weight": torch.ones(3), "random": torch.Generator()}, 1).wait(300)
+        saver.save({"model": {"w": torch.ones(2)}, "optim": {"m": torch.ones(4)}, "epoch": 3}, 2).wait(300)
+        saver.save({"random": torch.Generator()}, 3).wait(300)
     assert export(tmp_path / "loose", "hf", tmp_path / "one", step=1).unused == ["rank0/random"]
     assert list(read_safetensors(tmp_path / "one/model.safetensors")) == ["weight"]
     assert export(tmp_path / "loose", "hf", tmp_path / "two", step=2).unused == ["optim.m", "epoch"]
@@ -262,7 +262,7 @@ def test_hf_refuses_what_safetensors_would_hold_as_another_tensor(tmp_path: Path
     model.register_buffer("phase", torch.ones(3, dtype=torch.complex128))
     model.register_buffer("angle", torch.ones(3, dtype=torch.complex64))
     with Saver(tmp_path / "run") as saver:
-        saver.save({"model": model}, 1).wait(30)
+        saver.save({"model": model}, 1).wait(300)
     with pytest.raises(ConfigError, match="safetensors has no complex128: phase") as caught:
         ckpt("export", tmp_path / "run", "hf", tmp_path / "out")
     assert "torch or dcp" in caught.value.hint
@@ -288,7 +288,7 @@ ODD = {
 def test_keys_that_are_not_text_and_empty_dicts_come_back(tmp_path: Path):
     said: list[str] = []
     with Saver(tmp_path / "run") as saver:
-        saver.save(ODD, 1).wait(30)
+        saver.save(ODD, 1).wait(300)
     export(tmp_path / "run", "torch", tmp_path / "out")
     import_("torch", tmp_path / "out", tmp_path / "again", say=said.append)
     first, second = restore(tmp_path / "run"), restore(tmp_path / "again")
@@ -303,8 +303,8 @@ def test_dcp_itself_reads_dicts_with_numbers_for_keys(tmp_path: Path):
     import torch.distributed.checkpoint as dcp
 
     with Saver(tmp_path / "run") as saver:
-        saver.save({"d": {1: torch.ones(2), 2: 5}}, 1).wait(30)
-        saver.save({"d": {1: 5, "1": 6}}, 2).wait(30)
+        saver.save({"d": {1: torch.ones(2), 2: 5}}, 1).wait(300)
+        saver.save({"d": {1: 5, "1": 6}}, 2).wait(300)
     export(tmp_path / "run", "dcp", tmp_path / "out", step=1)
     into = {"d": {1: torch.zeros(2), 2: 0}}
     dcp.load(into, checkpoint_id=tmp_path / "out", no_dist=True)
@@ -317,7 +317,7 @@ def test_dcp_itself_reads_dicts_with_numbers_for_keys(tmp_path: Path):
 @pytest.mark.parametrize("kind", ["dcp", "torch"])
 def test_a_state_without_tensors_there_and_back(tmp_path: Path, kind: str):
     with Saver(tmp_path / "run") as saver:
-        saver.save({"epoch": 3, "schedule": {"rate": 0.1}}, 1).wait(30)
+        saver.save({"epoch": 3, "schedule": {"rate": 0.1}}, 1).wait(300)
     export(tmp_path / "run", kind, tmp_path / "out")
     said = ckpt("import", kind, tmp_path / "out", tmp_path / "again")
     assert said == f"only plain values committed as step 0 of {tmp_path}/again\n"

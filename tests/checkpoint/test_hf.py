@@ -101,6 +101,6 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path):
 def test_a_step_of_our_own_is_not_taken_for_a_model(tmp_path: Path):
     """Its segments are safetensors files, but a tensor may be cut over several of them."""
     with Saver(tmp_path / "ours") as saver:
-        saver.save({"w": torch.ones(2)}, 1).wait(30)
+        saver.save({"w": torch.ones(2)}, 1).wait(300)
     (step,) = (tmp_path / "ours/checkpoints").glob("step-*")
     refused(step, tmp_path / "run", "a step of Argosy, not of Hugging Face")

@@ -161,7 +161,7 @@ def test_the_names_that_an_optimizer_was_given_are_not_saved_with_each_parameter
     model, other = Squares(), Squares()
     optimizer = stepped(model, torch.optim.AdamW(model.named_parameters()))
     with Saver(tmp_path) as saver:
-        saver.save({"m": model, "o": optimizer}, 1).wait(30)
+        saver.save({"m": model, "o": optimizer}, 1).wait(300)
     assert "param_names" not in restore(tmp_path).options["a"]
     second = torch.optim.AdamW([*other.named_parameters()][::-1])
     restore(tmp_path, into={"m": other, "o": second})

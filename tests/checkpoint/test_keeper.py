@@ -59,16 +59,16 @@ def test_a_killed_keeper_costs_no_save(run: Run):
     with Saver(run.directory, keep=[KeepLast(5)], keeping=run.keeping(), say=said.append) as saver:
         state = {"a": np.arange(1000)}
         stuck(run.directory)
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
         waiting = saver.save(state, 2)
         waiting.copied.result(30)
         (keeper,) = run.keepers()
         keeper.suspend()
         (run.directory / "checkpoints/pins.json").unlink()
         keeper.kill()
-        waiting.wait(30)
+        waiting.wait(300)
         state["a"] += 1
-        saver.save(state, 3).wait(30)
+        saver.save(state, 3).wait(300)
         assert restore(run.directory, step=1).source == "disk"
         assert restore(run.directory, step=2).source == "disk"
         assert np.array_equal(restore(run.directory, step=3).tensors["a"].numpy(), np.arange(1000) + 1)
@@ -80,12 +80,12 @@ def test_k2_a_stopped_keeper_holds_training_up_once_and_is_killed(run: Run):
     said: list[str] = []
     with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping(), say=said.append) as saver:
         state = {"a": np.arange(100_000)}
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
         (keeper,) = run.keepers()
         keeper.suspend()
         for step in (2, 3, 4):
             state["a"] += 1
-            saver.save(state, step).wait(30)
+            saver.save(state, step).wait(300)
         assert sum("does not answer" in line and "is killed" in line for line in said) == 1
         assert run.keepers() == []
         found = restore(run.directory)
@@ -94,7 +94,7 @@ def test_k2_a_stopped_keeper_holds_training_up_once_and_is_killed(run: Run):
         owner = json.loads((run.directory / "checkpoints/owner.json").read_text())
         assert owner["pid"] == os.getpid(), "the directory is this run's still"
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save(state, 5).wait(30)
+        saver.save(state, 5).wait(300)
         assert restore(run.directory).source == "the keeper of this host"
 
 
@@ -123,7 +123,7 @@ def test_bits_flipped_in_an_arena_are_named(run: Run):
     state = {"weight": np.arange(50_000), "moment": np.arange(50_000) * 2}
     rng = random.Random(0)
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
         for offset in rng.sample(range(4096, 4096 + 800_000), 6):
             flip(run, offset)
             found = restore(run.directory)
@@ -144,13 +144,13 @@ def test_bits_flipped_in_an_arena_are_named(run: Run):
 
 def test_the_line_of_a_restore_says_from_where(run: Run):
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save({"a": np.arange(1000)}, 1204).wait(30)
+        saver.save({"a": np.arange(1000)}, 1204).wait(300)
         for source in ("the keeper of this host", "disk"):
             line = str(restore(run.directory))
             assert re.fullmatch(rf"step 1,204 from {source} in \d+\.\d s, verified", line)
             for keeper in run.keepers():
                 keeper.kill()
-                keeper.wait(30)
+                keeper.wait(300)
 
 
 def test_bytes_max_bounds_the_keepers_memory(run: Run):
@@ -159,11 +159,11 @@ def test_bytes_max_bounds_the_keepers_memory(run: Run):
     limit = 2 * size + 100_000
     with Saver(run.directory, keeping=run.keeping(bytes_max=limit), say=said.append) as saver:
         for step in range(1, 6):
-            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+            saver.save({"a": np.full(100_000, step)}, step).wait(300)
             assert _memory_of(run) <= limit
         assert said == []
         for step in (6, 7):
-            saver.save({"a": np.full(400_000, step)}, step).wait(30)
+            saver.save({"a": np.full(400_000, step)}, step).wait(300)
     assert len(said) == 2  # Once, not with every save.
     assert "the keeper has no memory for snapshots and ends" in said[0]
     assert f"bytes_max is {limit:,}" in said[0]
@@ -190,7 +190,7 @@ def test_a_slow_store_holds_no_training_up(run: Run):
     """The disk hangs: snapshots go on in memory, the newest is written when it answers, older ones are overtaken."""
     with Saver(run.directory, keep=[KeepLast(9)], keeping=run.keeping()) as saver:
         state = {"a": np.zeros(1000)}
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
         go_on = stuck(run.directory)
         handles = []
         for step in range(2, 8):
@@ -199,7 +199,7 @@ def test_a_slow_store_holds_no_training_up(run: Run):
             handles[-1].copied.result(30)
         wait_for(lambda: holdings(run)[0] == 7, "the newest in memory")  # Copied is not yet handed over.
         go_on()
-        handles[-1].wait(60)
+        handles[-1].wait(300)
         saver.flush(60)
         ends = [handle.durable.exception(30) for handle in handles]
         assert sum(isinstance(error, Overtaken) for error in ends) >= 3
@@ -212,7 +212,7 @@ def test_what_only_a_keeper_has_yet_can_be_exported(run: Run, tmp_path: Path):
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save({"m": model, "o": optimizer}, 1).wait(30)
+        saver.save({"m": model, "o": optimizer}, 1).wait(300)
         go_on = stuck(run.directory)
         for step in (2, 3):  # Behind the second nothing is written.
             model.weight.data += 1
@@ -246,7 +246,7 @@ def stuck(directory: Path) -> Callable[[], None]:
 def test_two_runs_on_one_directory(run: Run, monkeypatch: pytest.MonkeyPatch):
     for keeping in (run.keeping(), None):  # Who is closed lets the directory go.
         with Saver(run.directory.with_name("other"), keeping=keeping) as saver:
-            saver.save({"weight": np.zeros(3)}, 1).wait(30)
+            saver.save({"weight": np.zeros(3)}, 1).wait(300)
     with run.train() as first:
         first.until("copied", 1)
         with pytest.raises(DirectoryInUse, match=r"another run \(pid"):
@@ -274,7 +274,7 @@ def test_nothing_is_left_behind(run: Run):
     gc.collect()  # What earlier tests left to it.
     before = len(os.listdir("/proc/self/fd"))
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save({"a": np.arange(10)}, 1).wait(30)
+        saver.save({"a": np.arange(10)}, 1).wait(300)
     assert len(os.listdir("/proc/self/fd")) <= before
     # Arenas have no names: they are gone with the processes that hold them, and those end with the run.
     assert "argosy-arena" not in Path("/proc/self/maps").read_text()
@@ -326,7 +326,7 @@ def test_h3_memory_stays_within_its_bound():
 def test_the_asked_step_is_found_wherever_it_is(run: Run):
     with Saver(run.directory, keep=[KeepLast(5)], keeping=run.keeping()) as saver:
         for step in (1, 2, 3, 4):
-            saver.save({"a": np.full(10, step)}, step).wait(30)
+            saver.save({"a": np.full(10, step)}, step).wait(300)
         assert restore(run.directory, step=4).source == "the keeper of this host"
         assert restore(run.directory, step=1).source == "disk"
         flip(run, 4100)

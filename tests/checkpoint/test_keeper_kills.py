@@ -84,7 +84,7 @@ def test_a_rank_killed_while_it_starts_a_keeper_leaves_one_keeper_not_two(run: R
         training.kill()
     for step in (1, 2):  # The second would be refused if another keeper held the directory.
         with Saver(run.directory, keeping=run.keeping()) as saver:
-            saver.save({"a": np.arange(10) + step}, step).wait(30)
+            saver.save({"a": np.arange(10) + step}, step).wait(300)
         assert len(run.keepers()) == 1
     # The rank may have saved a step of its own before it was killed.
     assert restore(run.directory, step=2).tensors["a"].tolist() == list(range(2, 12))
@@ -102,13 +102,13 @@ def test_what_a_killed_reader_held_is_free_again(run: Run):
     size = 8 * 100_000
     with Saver(run.directory, keeping=run.keeping(bytes_max=2 * size + 100_000)) as saver:
         for step in (1, 2):
-            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+            saver.save({"a": np.full(100_000, step)}, step).wait(300)
         with forked_calls.start(read_and_wait, str(run.directory), stdout=subprocess.PIPE) as reader:
             assert reader.stdout
             assert reader.stdout.readline() == b"reads\n"
             reader.kill()
         for step in (3, 4, 5):
-            saver.save({"a": np.full(100_000, step)}, step).wait(30)
+            saver.save({"a": np.full(100_000, step)}, step).wait(300)
         wait_for(lambda: holdings(run) == [5, 4], "the newest two")
 
 
@@ -135,14 +135,14 @@ def test_a_directory_that_is_removed_while_it_is_written_to_is_said_at_once(run:
 
 def test_a_keeper_does_not_outlive_its_directory(run: Run):
     with Saver(run.directory, keeping=run.keeping()) as saver:
-        saver.save({"a": np.arange(10)}, 1).wait(30)
+        saver.save({"a": np.arange(10)}, 1).wait(300)
         keepers = run.keepers()
         assert len(keepers) == 1
         remove(run.directory)
-        psutil.wait_procs(keepers, 30)
+        psutil.wait_procs(keepers, 300)
         assert run.keepers() == []
         # The training lives: its next save makes the directory, the keeper and the hold on it anew.
-        saver.save({"a": np.arange(10) + 1}, 2).wait(30)
+        saver.save({"a": np.arange(10) + 1}, 2).wait(300)
         assert restore(run.directory).tensors["a"].tolist() == list(range(1, 11))
 
 

@@ -34,7 +34,7 @@ def kills(directory: Path, times: int, seed: int) -> None:
         assert found.skipped == [], f"seed {seed}, kill {number}"
         assert is_saved(found, found.step), f"seed {seed}, kill {number}"
     with Saver(directory, keep=[KeepLast(1)]) as saver:
-        saver.save({"a": np.zeros(3)}, 10**6).wait(30)
+        saver.save({"a": np.zeros(3)}, 10**6).wait(300)
     # What the killed left behind is gone with the next save.
     assert len(list((directory / "checkpoints").glob("step-*"))) == 1
     assert len(os.listdir("/proc/self/fd")) <= open_before + 4  # The fork server's.

@@ -14,7 +14,7 @@ from argosy.core import ConfigError
 
 def saved(path: Path, state: object, step: int = 1) -> None:
     with Saver(path, sample=1) as saver:
-        saver.save(state, step).wait(30)
+        saver.save(state, step).wait(300)
 
 
 def jagged() -> torch.Tensor:

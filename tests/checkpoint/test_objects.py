@@ -72,7 +72,7 @@ def arrays(step: int, cells: int = 10_000) -> dict[str, np.ndarray]:
 def test_saved_restored_verified_and_pruned(bucket: str):
     with Saver(bucket, keep=[KeepLast(2)]) as saver:
         for step in (1, 2, 3):
-            saver.save(arrays(step), step).wait(60)
+            saver.save(arrays(step), step).wait(300)
     assert [each.step for each in list_steps(bucket)] == [3, 2]
     into = {name: np.zeros_like(array) for name, array in arrays(3).items()}
     restored = restore(bucket, into=into)
@@ -83,25 +83,25 @@ def test_saved_restored_verified_and_pruned(bucket: str):
 
 def test_one_place_has_one_name_however_it_is_spelt(bucket: str):
     with Saver(bucket) as saver:
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
         place = bucket.removeprefix("s3://bucket/")
         for spelt in (f"{bucket}/", f"S3://bucket/{place}", f"s3://bucket/./{place}", f"s3://bucket//{place}//"):
             with pytest.raises(DirectoryInUse):
                 Saver(spelt)
             assert restore(spelt).step == 1
-        saver.save(arrays(2), 2).wait(60)
+        saver.save(arrays(2), 2).wait(300)
 
 
 def test_tags_and_pins_come_and_go(bucket: str):
     with Saver(bucket, keep=[KeepLast(1)]) as saver:
-        saver.save({"w": np.full(9, 1)}, 1, tag="release").wait(60)
-        saver.save({"w": np.full(9, 2)}, 2).wait(60)
+        saver.save({"w": np.full(9, 1)}, 1, tag="release").wait(300)
+        saver.save({"w": np.full(9, 2)}, 2).wait(300)
         saver.pin(2)
-        saver.save({"w": np.full(9, 3)}, 3).wait(60)
+        saver.save({"w": np.full(9, 3)}, 3).wait(300)
         assert [each.step for each in list_steps(bucket)] == [3, 2, 1]
         saver.untag("release")
         saver.unpin(2)
-        saver.save({"w": np.full(9, 4)}, 4).wait(60)
+        saver.save({"w": np.full(9, 4)}, 4).wait(300)
     assert [each.step for each in list_steps(bucket)] == [4]
 
 
@@ -110,7 +110,7 @@ def test_an_altered_object_is_named(bucket: str):
     from obstore.store import from_url
 
     with Saver(bucket) as saver:
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
     store = from_url(bucket)
     path = next(each["path"] for batch in obstore.list(store) for each in batch if "safetensors" in each["path"])
     data = bytearray(obstore.get(store, path).bytes())
@@ -223,7 +223,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], None]]:
 def test_requests_that_fail_are_made_again(faulty: str, fault: str):
     with Saver(faulty) as saver:
         Faulty.faults += [("PUT", fault), ("PUT", fault), ("GET", fault), ("DELETE", fault), ("HEAD", fault)]
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
     found = restore(faulty)
     assert Faulty.spoiled.count(fault) >= 3
     assert np.array_equal(found.tensors["w"].numpy(), arrays(1)["w"])
@@ -232,7 +232,7 @@ def test_requests_that_fail_are_made_again(faulty: str, fault: str):
 
 def test_half_a_body_is_not_taken_for_a_whole_one(faulty: str):
     with Saver(faulty) as saver:
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
     Faulty.faults += [("GET", "half")] * 2
     found = restore(faulty)
     assert Faulty.spoiled == ["half"] * 2
@@ -241,7 +241,7 @@ def test_half_a_body_is_not_taken_for_a_whole_one(faulty: str):
 
 def test_a_read_that_gets_no_answer_is_made_again(faulty: str, monkeypatch: pytest.MonkeyPatch):
     with Saver(faulty) as saver:
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
     monkeypatch.setenv("AWS_TIMEOUT", "2s")
     monkeypatch.setattr(objects, "RETRY", objects.RETRY | {"retry_timeout": timedelta(seconds=1)})
     monkeypatch.setattr(objects, "RETRY_S", 1.0)
@@ -255,7 +255,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again(faulty: str):
     """In a root, the index, what is read to verify, or what is read to be written."""
     with Saver(faulty) as saver:
         for step in (1, 2):
-            saver.save(arrays(step), step).wait(60)
+            saver.save(arrays(step), step).wait(300)
     for number in range(1, 7):
         into = {name: np.zeros_like(array) for name, array in arrays(2).items()}
         Faulty.faults += [("GET", "")] * number + [("GET", "flip")]
@@ -275,7 +275,7 @@ def test_an_answer_that_is_lost_costs_no_step(faulty: str):
         saver._committer.retry_after_s = (0.0,)
         for step, (method, number) in enumerate(places):
             Faulty.faults += [(method, "")] * number + [(method, "lost")]
-            saver.save(arrays(step, PARTS), step).wait(60)
+            saver.save(arrays(step, PARTS), step).wait(300)
             assert Faulty.spoiled.count("lost") == step + 1
     assert [each.step for each in list_steps(faulty)] == [5, 4, 3, 2, 1, 0]
     assert list(verify(faulty, None)) == []
@@ -295,7 +295,7 @@ def test_a_store_that_is_gone_is_said_and_tried_again(bucket: str):
                 raise OSError(5, "503 Slow Down")
 
         saver._committer.before = fail
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
     assert sum("retrying" in line for line in said) == 2
     assert restore(bucket).step == 1
 
@@ -328,7 +328,7 @@ def test_a_server_that_dies_in_a_save_is_said_and_the_save_and_a_restore_end(
     Faulty.behind = os.environ["AWS_ENDPOINT"].removeprefix("http://")
     said: list[str] = []
     with spoiling(monkeypatch) as kill, Saver(bucket, say=said.append) as saver:
-        saver.save(arrays(1), 1).wait(60)
+        saver.save(arrays(1), 1).wait(300)
         saver._committer.retry_after_s = (0.0,)
 
         def die(operation: object) -> None:
@@ -353,7 +353,7 @@ def test_an_upload_that_the_store_forgot_is_one_line(faulty: str):
     with Saver(faulty, say=said.append) as saver:
         saver._committer.retry_after_s = (0.0,)
         Faulty.faults += [("PUT", "404")]
-        saver.save(arrays(1, PARTS), 1).wait(60)
+        saver.save(arrays(1, PARTS), 1).wait(300)
     (line,) = said
     assert "404" in line or "not found" in line
     assert "\n" not in line

@@ -58,7 +58,7 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> 
 
 def moved_to(tmp_path: Path, source: object, destination: object, **options: object) -> None:
     with Saver(tmp_path, sample=1) as saver:
-        saver.save(source, 1).wait(30)
+        saver.save(source, 1).wait(300)
     restore(tmp_path, into=destination, **options)
 
 
@@ -96,7 +96,7 @@ def test_4_a_unit_is_old_or_new_never_mixed(tmp_path: Path):
     state = {"m": model, "o": optimizer}
     said: list[str] = []
     with Saver(tmp_path, sample=1, say=said.append) as saver:
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
         old = {name: tensor.clone() for name, tensor in restore(tmp_path).tensors.items()}
         grow(model, optimizer)
         saver._committer.retry_after_s = ()
@@ -107,7 +107,7 @@ def test_4_a_unit_is_old_or_new_never_mixed(tmp_path: Path):
 
         saver._committer.before = fail
         with pytest.raises(OSError, match="Input/output"):
-            saver.save(state, 2).wait(30)
+            saver.save(state, 2).wait(300)
     found = restore(tmp_path)
     assert found.step == 1
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in old.items())
@@ -331,7 +331,7 @@ def test_schedules_scalers_and_generators_come_along(tmp_path: Path):
     state["ema"].update_parameters(state["m"])
     torch.randn(7, generator=state["rng"])
     with Saver(tmp_path, sample=1) as saver:
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
     wanted = torch.randn(3, generator=state["rng"])
     restore(tmp_path, into=other)
     assert torch.equal(torch.randn(3, generator=other["rng"]), wanted)
@@ -351,7 +351,7 @@ def test_infinities_come_along(tmp_path: Path):
     other["schedule"].best = 0.0
     other["o"].param_groups[0]["bound"] = 1.0
     with Saver(tmp_path, sample=1) as saver:
-        saver.save(state, 1).wait(30)
+        saver.save(state, 1).wait(300)
     restore(tmp_path, into=other)
     assert other["schedule"].best == float("inf")
     assert other["o"].param_groups[0]["bound"] == float("-inf")

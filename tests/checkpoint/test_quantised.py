@@ -27,7 +27,7 @@ def grown() -> tuple[nn.Module, Coder]:
 def test_a_tensor_of_tensors_comes_back_bitwise_into_an_optimizer_that_has_none(tmp_path: Path):
     model, coder = grown()
     with Saver(tmp_path, sample=1) as saver:
-        saver.save({"m": model, "o": coder}, 1).wait(30)
+        saver.save({"m": model, "o": coder}, 1).wait(300)
     other = nn.Linear(64, 4, bias=False)
     second = Coder(other.parameters())
     restore(tmp_path, into={"m": other, "o": second})
@@ -41,7 +41,7 @@ def test_a_tensor_of_tensors_comes_back_bitwise_into_an_optimizer_that_has_none(
 def test_it_comes_back_into_the_memory_of_one_that_is_there(tmp_path: Path):
     model, coder = grown()
     with Saver(tmp_path, sample=1) as saver:
-        saver.save({"m": model, "o": coder}, 1).wait(30)
+        saver.save({"m": model, "o": coder}, 1).wait(300)
     moment = coder.state[model.weight]["moment"]
     kept, moment.codes[:] = moment.codes.clone(), 0
     restore(tmp_path, into={"m": model, "o": coder})
@@ -53,7 +53,7 @@ def test_it_comes_back_into_the_memory_of_one_that_is_there(tmp_path: Path):
 def test_it_comes_back_by_way_of_others_formats(tmp_path: Path, kind: str):
     model, coder = grown()
     with Saver(tmp_path / "a", sample=1) as saver:
-        saver.save({"m": model, "o": coder}, 1).wait(30)
+        saver.save({"m": model, "o": coder}, 1).wait(300)
     export(tmp_path / "a", kind, tmp_path / "b")
     import_(kind, tmp_path / "b", tmp_path / "c")
     other = nn.Linear(64, 4, bias=False)
@@ -66,7 +66,7 @@ def test_it_comes_back_by_way_of_others_formats(tmp_path: Path, kind: str):
 def test_its_class_is_not_imported_by_who_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model, coder = grown()
     with Saver(tmp_path, sample=1) as saver:
-        saver.save({"m": model, "o": coder}, 1).wait(30)
+        saver.save({"m": model, "o": coder}, 1).wait(300)
     monkeypatch.delitem(sys.modules, "checkpoint.coded")
     other = nn.Linear(64, 4, bias=False)
     with pytest.raises(ConfigError, match=r"stored as a Coded of checkpoint\.coded, which is not imported here"):
@@ -133,7 +133,7 @@ def stateful(context: object) -> dict[str, object]:
 
 def test_a_wrapper_of_one_tensor_keeps_its_class_and_must_mean_the_same(tmp_path: Path):
     with Saver(tmp_path, sample=1) as saver:
-        saver.save(stateful("a"), 1).wait(30)
+        saver.save(stateful("a"), 1).wait(300)
     into = stateful("none yet")
     restore(tmp_path, into=into)
     moment = into["o"].state[into["m"].weight]["momentum_buffer"]

@@ -28,7 +28,7 @@ from argosy.transfer import describe
 
 def saved(path: Path, state: object, step: int = 1, **options: object) -> Path:
     with Saver(path, sample=1) as saver:
-        saver.save(state, step, **options).wait(30)
+        saver.save(state, step, **options).wait(300)
     return path
 
 
@@ -78,7 +78,7 @@ def test_odd_words_of_a_save_are_refused_and_cost_no_memory(tmp_path: Path, wron
         for _ in range(3):
             with pytest.raises(ConfigError):
                 saver.save({"a": torch.ones(3)}, **{"step": 4, **wrong})
-        saver.save({"a": torch.ones(3)}, 5).wait(30)
+        saver.save({"a": torch.ones(3)}, 5).wait(300)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_memory_comes_back_from_saves_that_fail_while_they_are_copied(tmp_path: 
             with pytest.raises((RuntimeError, ZeroDivisionError)):
                 saver.save(state, 4)
         state.units["a"].members["value"] = member
-        saver.save(state, 5).wait(30)
+        saver.save(state, 5).wait(300)
 
 
 def test_numbers_of_any_kind_are_numbers(tmp_path: Path):
     with Saver(tmp_path) as saver:
         metrics = {"a": torch.tensor(0.5), "b": np.float32(2), "c": 3}
-        saver.save({"n": np.int64(7), "flag": np.bool_(True)}, np.int64(3), metrics=metrics).wait(30)
-        saver.save({"n": 1}, torch.tensor(4)).wait(30)
+        saver.save({"n": np.int64(7), "flag": np.bool_(True)}, np.int64(3), metrics=metrics).wait(300)
+        saver.save({"n": 1}, torch.tensor(4)).wait(300)
     assert [each.step for each in list_steps(tmp_path)] == [4, 3]
     assert list_steps(tmp_path)[1].metrics == {"a": 0.5, "b": 2.0, "c": 3.0}
     assert restore(tmp_path, step=np.int64(3)).values == {"n": 7, "flag": True}
@@ -277,15 +277,15 @@ def test_a_second_saver_in_one_process_is_refused_until_the_first_is_closed(tmp_
     with Saver(tmp_path) as first:
         with pytest.raises(DirectoryInUse, match=r"made at .*test_refusals\.py:\d+\nhint: .*close\(\)"):
             Saver(tmp_path)
-        first.save({"a": 1}, 1).wait(30)
+        first.save({"a": 1}, 1).wait(300)
     with Saver(tmp_path) as second:
-        second.save({"a": 2}, 2).wait(30)
+        second.save({"a": 2}, 2).wait(300)
 
 
 def test_a_saver_that_cannot_let_go_of_its_directory_says_so_and_is_closed(tmp_path: Path):
     said: list[str] = []
     saver = Saver(tmp_path, say=said.append)
-    saver.save({"a": 1}, 1).wait(30)
+    saver.save({"a": 1}, 1).wait(300)
     owner = tmp_path / "checkpoints/owner.json"
     text = owner.read_bytes()
     owner.unlink()
@@ -310,17 +310,17 @@ def test_pins_and_tags_can_be_removed(tmp_path: Path):
     with Saver(tmp_path, keep=[KeepLast(1)]) as saver:
         handle = saver.save({"a": torch.ones(3)}, 1, tag="release")
         saver.pin(1)
-        handle.wait(30)
+        handle.wait(300)
         with pytest.raises(StepNotFound, match="step 999 was not committed") as caught:
             saver.pin(999)
         assert caught.value.hint == "there are 1"
         with pytest.raises(StepNotFound, match="no step is tagged 'other'"):
             saver.untag("other")
         saver.untag("release")
-        saver.save({"a": torch.ones(3)}, 2).wait(30)
+        saver.save({"a": torch.ones(3)}, 2).wait(300)
         assert restore(tmp_path, step=1).step == 1
         saver.unpin(1)
-        saver.save({"a": torch.zeros(3)}, 3).wait(30)
+        saver.save({"a": torch.zeros(3)}, 3).wait(300)
     assert [each.step for each in list_steps(tmp_path)] == [3]
 
 

@@ -22,7 +22,7 @@ def saved_steps(path: Path, keep: list[object], metrics: list[dict[str, float]],
     """The steps that are left when step 1, 2, … were saved with these metrics."""
     with Saver(path, keep=keep) as keeper:
         for number, metric in enumerate(metrics, start=1):
-            keeper.save(torch.nn.Linear(2, 2), number, metrics=metric, **options).wait(30)
+            keeper.save(torch.nn.Linear(2, 2), number, metrics=metric, **options).wait(300)
     return steps_of(path)
 
 
@@ -39,12 +39,12 @@ def test_pinned_and_tagged_steps_are_kept(tmp_path: Path):
     model = torch.nn.Linear(2, 2)
     with Saver(tmp_path, keep=[KeepLast(2)]) as keeper:
         for number in range(1, 7):
-            keeper.save(model, number, tag="first" if number == 1 else None).wait(30)
+            keeper.save(model, number, tag="first" if number == 1 else None).wait(300)
             if number == 3:
                 keeper.pin(3)
         wait_for(lambda: steps_of(tmp_path) == [1, 3, 5, 6], "what is not kept deleted")
         keeper.unpin(3)
-        keeper.save(model, 7).wait(30)
+        keeper.save(model, 7).wait(300)
     assert steps_of(tmp_path) == [1, 6, 7]
 
 
@@ -68,11 +68,11 @@ def test_nothing_is_deleted_while_the_list_of_pins_is_damaged(tmp_path: Path):
     said: list[str] = []
     model = torch.nn.Linear(2, 2)
     with Saver(tmp_path, keep=[KeepLast(1)], say=said.append) as keeper:
-        keeper.save(model, 1).wait(30)
+        keeper.save(model, 1).wait(300)
         keeper.pin(1)
         (tmp_path / "checkpoints/pins.json").write_bytes(b"[\xb1]")
-        keeper.save(model, 2).wait(30)
-        keeper.save(model, 3).wait(30)
+        keeper.save(model, 2).wait(300)
+        keeper.save(model, 3).wait(300)
         keeper.flush()
     assert steps_of(tmp_path) == [1, 2, 3]
     assert "nothing is deleted: digest mismatch in pins.json" in said[0]
@@ -83,7 +83,7 @@ def test_a_step_that_a_kept_one_refers_to_stays_and_is_said(tmp_path: Path):
     frozen, moving = torch.arange(3000.0), torch.zeros(100)
     with Saver(tmp_path, keep=[KeepLast(2)]) as keeper:
         for number in range(1, 7):
-            keeper.save({"frozen": frozen, "moving": moving + number}, number).wait(30)
+            keeper.save({"frozen": frozen, "moving": moving + number}, number).wait(300)
     assert steps_of(tmp_path) == [2, 5, 6]  # From the second save on it is known to be frozen.
     for dry_run in (True, False):
         gone, kept = prune_steps(tmp_path, [KeepLast(1)], dry_run=dry_run)

@@ -64,7 +64,7 @@ def saver(path: Path, **options: object) -> Saver:
 def test_what_comes_back_is_what_went_in(tmp_path: Path):
     state = trained(3)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 3).wait(30)
+        keeper.save(state, 3).wait(300)
         saved = content(state)
         step(state)
         assert content(state) != saved
@@ -78,7 +78,7 @@ def test_what_comes_back_is_what_went_in(tmp_path: Path):
 def test_a_fresh_optimizer_gets_its_state_and_options(tmp_path: Path):
     state = trained(3)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 3).wait(30)
+        keeper.save(state, 3).wait(300)
     other = trained(0, seed=1)
     other["optimizer"].param_groups[0]["lr"] = 7.0
     restore(tmp_path, into=other)
@@ -95,7 +95,7 @@ def test_a_fresh_optimizer_gets_its_state_and_options(tmp_path: Path):
 def test_alone_it_gives_tensors(tmp_path: Path):
     state = trained(2)
     with saver(tmp_path) as keeper:
-        keeper.save({**state, "note": {"epoch": 3, "seen": [1, 2]}}, 2).wait(30)
+        keeper.save({**state, "note": {"epoch": 3, "seen": [1, 2]}}, 2).wait(300)
     found = argosy.restore(tmp_path)
     assert torch.equal(found.tensors["0.weight"], state["model"][0].weight)
     assert found.values["note"] == {"epoch": 3, "seen": [1, 2]}
@@ -119,7 +119,7 @@ def _source() -> dict[str, str]:
 )
 def test_any_shape_and_dtype(tmp_path: Path, array: np.ndarray):
     with saver(tmp_path) as keeper:
-        keeper.save({"a": array, "b": np.arange(5)}, 1).wait(30)
+        keeper.save({"a": array, "b": np.arange(5)}, 1).wait(300)
     into = {"a": np.ones_like(array), "b": np.zeros(5, int)}
     restore(tmp_path, into=into)
     assert into["a"].tobytes() == array.tobytes()
@@ -139,7 +139,7 @@ def test_tensors_of_one_flat_buffer_and_cells_of_nobody(tmp_path: Path):
 
     saved, into = torch.arange(32.0), torch.full((32,), -1.0)
     with saver(tmp_path) as keeper:
-        keeper.save(flat_state(saved), 1).wait(30)
+        keeper.save(flat_state(saved), 1).wait(300)
     restore(tmp_path, into=flat_state(into))
     assert into.tolist() == [*range(22), *[-1.0] * 10]
 
@@ -151,7 +151,7 @@ def test_low_precision_and_transposed_tensors(tmp_path: Path):
         "eighth": torch.randn(5).to(torch.float8_e4m3fn),
     }
     with saver(tmp_path) as keeper:
-        keeper.save({"things": things, "model": torch.nn.Linear(1, 1)}, 1).wait(30)
+        keeper.save({"things": things, "model": torch.nn.Linear(1, 1)}, 1).wait(300)
     into = {name: torch.empty_like(tensor) for name, tensor in things.items()}
     restore(tmp_path, into={"things": into, "model": torch.nn.Linear(1, 1)})
     assert all(torch.equal(into[name].float(), things[name].float()) for name in things)
@@ -161,7 +161,7 @@ def test_low_precision_and_transposed_tensors(tmp_path: Path):
 def test_a_state_without_tensors(tmp_path: Path):
     counters = {"epoch": 1}
     with saver(tmp_path) as keeper:
-        keeper.save({"counters": counters}, 1).wait(30)
+        keeper.save({"counters": counters}, 1).wait(300)
     into = {"epoch": 0}
     restore(tmp_path, into={"counters": into})
     assert into == {"epoch": 1}
@@ -180,7 +180,7 @@ def test_a_hundred_thousand_tensors(tmp_path: Path):
 
 def test_another_model_is_refused_and_left_alone(tmp_path: Path):
     with saver(tmp_path) as keeper:
-        keeper.save({"model": network()}, 1).wait(30)
+        keeper.save({"model": network()}, 1).wait(300)
     other = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.BatchNorm1d(17), torch.nn.Linear(17, 4))
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(ConfigError, match=r"has shape \[16\], here it is \[17\]"):
@@ -199,7 +199,7 @@ def test_another_model_is_refused_and_left_alone(tmp_path: Path):
 def test_names_can_be_changed(tmp_path: Path):
     model = torch.nn.Linear(3, 2)
     with saver(tmp_path) as keeper:
-        keeper.save(model, 1).wait(30)
+        keeper.save(model, 1).wait(300)
     other = torch.nn.Sequential(torch.nn.Linear(3, 2))
     restore(tmp_path, into=other, rename=lambda name: f"0.{name}")
     assert torch.equal(other[0].weight, model.weight)
@@ -210,7 +210,7 @@ def test_names_can_be_changed(tmp_path: Path):
 def test_parameters_without_moments_are_asked_for(tmp_path: Path):
     state = trained(1)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 1).wait(30)
+        keeper.save(state, 1).wait(300)
     model = network()
     with pytest.raises(ConfigError, match="without their moments"):
         restore(tmp_path, into=model, roles={"parameter", "buffer"})
@@ -222,7 +222,7 @@ def test_nothing_saved_is_said(tmp_path: Path):
     with pytest.raises(StepNotFound, match="no step was committed"):
         restore(tmp_path, into=network())
     with saver(tmp_path) as keeper:
-        keeper.save(network(), 5).wait(30)
+        keeper.save(network(), 5).wait(300)
     with pytest.raises(StepNotFound, match="step 6 was not committed") as caught:
         restore(tmp_path, into=network(), step=6)
     assert caught.value.hint == "there are 5"
@@ -231,10 +231,10 @@ def test_nothing_saved_is_said(tmp_path: Path):
 def test_a_flipped_bit_is_named_and_an_older_step_is_taken(tmp_path: Path):
     state = trained(1)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 1).wait(30)
+        keeper.save(state, 1).wait(300)
         first = content(state)
         step(state)
-        keeper.save(state, 2).wait(30)
+        keeper.save(state, 2).wait(300)
     newest = next((tmp_path / "checkpoints").glob("step-000000000002-*/*.safetensors"))
     data = bytearray(newest.read_bytes())
     data[4096 + 70] ^= 4
@@ -254,7 +254,7 @@ def test_a_newer_format_is_refused(tmp_path: Path):
     from argosy.checkpoint.format import digest
 
     with saver(tmp_path) as keeper:
-        keeper.save(network(), 1).wait(30)
+        keeper.save(network(), 1).wait(300)
     path = next((tmp_path / "checkpoints").glob("step-*/root.json"))
     body = json.dumps({**json.loads(path.read_text())["body"], "format": 99}).encode()
     path.write_bytes(b'{"digest":"' + digest(body).encode() + b'","body":' + body + b"}")
@@ -353,7 +353,7 @@ def test_the_next_step_waits_for_the_copy(tmp_path: Path):
             handle = keeper.save(state, number)
             saved = content(state)
             step(state)
-            handle.wait(30)
+            handle.wait(300)
             other = trained(0)
             restore(tmp_path, into=other, step=number)
             assert content(other) == saved
@@ -366,7 +366,7 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
     said: list[str] = []
     with saver(tmp_path, say=said.append) as keeper:
         keeper._committer.retry_after_s = (0.0,)
-        keeper.save(state, 1).wait(30)
+        keeper.save(state, 1).wait(300)
         count = 0
 
         def at(position: int, *, always: bool):
@@ -382,13 +382,13 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
             return before
 
         keeper._committer.before = at(10**6, always=False)
-        keeper.save(state, 2).wait(30)
+        keeper.save(state, 2).wait(300)
         position = 0
         for position in range(1, count + 1):
             step(state)
             keeper._committer.before = at(position, always=True)
             with pytest.raises(OSError, match=os.strerror(number)):
-                keeper.save(state, 2 + position).wait(30)
+                keeper.save(state, 2 + position).wait(300)
             assert restore(tmp_path, into=trained(0)).step in (2 + position - 1, 2, 2 + position)
             said.clear()
             # What was written in vain gives its room back.
@@ -396,7 +396,7 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
             keeper._committer.before = None
         keeper._committer.before = at(3, always=False)
         handle = keeper.save(state, 100)
-        handle.wait(30)
+        handle.wait(300)
         assert any("retrying" in line for line in said)
         assert restore(tmp_path, into=trained(0)).step == 100
 
@@ -404,7 +404,7 @@ def test_any_failing_operation_leaves_the_last_step_and_is_tried_again(tmp_path:
 def test_a_missing_shard_is_named(tmp_path: Path):
     state = trained(1)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 1).wait(30)
+        keeper.save(state, 1).wait(300)
     next((tmp_path / "checkpoints").glob("step-*/rank-00000.safetensors")).unlink()
     with pytest.raises(CorruptShard, match=r"rank-00000.safetensors is missing: the segment: expected \d+ bytes"):
         restore(tmp_path, into=state, step=1)
@@ -414,10 +414,10 @@ def test_a_directory_that_is_removed_is_made_again(tmp_path: Path):
     """With all that the next step needs: what did not change is written again, not referred to."""
     state = trained(1)
     with saver(tmp_path / "run") as keeper:
-        keeper.save(state, 1).wait(30)
-        keeper.save(state, 2).wait(30)
+        keeper.save(state, 1).wait(300)
+        keeper.save(state, 2).wait(300)
         shutil.rmtree(tmp_path / "run")
-        keeper.save(state, 3).wait(30)
+        keeper.save(state, 3).wait(300)
         assert json.loads((tmp_path / "run/checkpoints/owner.json").read_text())["pid"] == os.getpid()
     other = trained(0)
     assert restore(tmp_path / "run", into=other).step == 3
@@ -434,7 +434,7 @@ def test_unchanged_tensors_are_referred_to_and_kept(tmp_path: Path):
             state["optimizer"].zero_grad()
             model[1](torch.randn(1, 4)).sum().backward()
             state["optimizer"].step()
-            keeper.save(state, number).wait(30)
+            keeper.save(state, number).wait(300)
     sizes = {each.parent.name[5:17]: each.stat().st_size for each in tmp_path.rglob("*.safetensors")}
     assert sizes["000000000004"] < 20_000
     assert sizes["000000000001"] > 256 * 256 * 4
@@ -449,7 +449,7 @@ def test_segments_are_safetensors_files(tmp_path: Path):
 
     state = trained(1)
     with saver(tmp_path) as keeper:
-        keeper.save(state, 1).wait(30)
+        keeper.save(state, 1).wait(300)
     found = safetensors.load_file(next(tmp_path.rglob("*.safetensors")))
     assert torch.equal(found["0.weight"], state["model"][0].weight)
 
@@ -467,14 +467,14 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path: Path):
             Saver(tmp_path)
         first.kill()
     with Saver(tmp_path) as second:  # The dead owner is replaced.
-        second.save(network(), 1).wait(30)
+        second.save(network(), 1).wait(300)
 
 
 def test_bulk_writes_are_aligned_for_direct_io(tmp_path: Path):
     seen: list[Operation] = []
     with saver(tmp_path) as keeper:
         keeper._committer.before = seen.append
-        keeper.save({"a": np.zeros(5_000_001, np.uint8)}, 1).wait(30)
+        keeper.save({"a": np.zeros(5_000_001, np.uint8)}, 1).wait(300)
     bulk = [o for o in seen if isinstance(o, Write) and not isinstance(o.data, bytes)]
     assert all(o.offset % 4096 == 0 and o.data.length % 4096 == 0 for o in bulk)
     assert [type(o) for o in seen].count(Sync) == 3
@@ -484,6 +484,6 @@ def test_bulk_writes_are_aligned_for_direct_io(tmp_path: Path):
 def test_nothing_is_left_in_shared_memory(tmp_path: Path):
     before = len(os.listdir("/proc/self/fd"))
     with saver(tmp_path) as keeper:
-        keeper.save(network(), 1).wait(30)
+        keeper.save(network(), 1).wait(300)
     assert len(os.listdir("/proc/self/fd")) == before
     assert "argosy-arena" not in Path("/proc/self/maps").read_text()

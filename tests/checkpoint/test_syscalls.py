@@ -24,7 +24,7 @@ def show(operation):
     else:
         print("plan", kind, *operation, flush=True)
 saver._committer.before = show
-saver.save({"a": np.random.default_rng(0).random(2_500_000), "b": np.arange(9)}, 1).wait(60)
+saver.save({"a": np.random.default_rng(0).random(2_500_000), "b": np.arange(9)}, 1).wait(300)
 """
 
 

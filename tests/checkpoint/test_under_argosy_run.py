@@ -18,4 +18,4 @@ def test_the_next_generation_restores_from_the_keeper(console: Console) -> None:
     assert "from the keeper of this host in" in ended.text
     assert "ends at 6" in ended.text
     assert list_steps(console.cwd / "here")[0].step == 6
-    until(lambda: set(console.runtime.glob("keeper-*.sock")) <= before, "the keeper's end", 30)
+    until(lambda: set(console.runtime.glob("keeper-*.sock")) <= before, "the keeper's end")

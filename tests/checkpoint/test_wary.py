@@ -32,7 +32,7 @@ from argosy.core import ConfigError
 def saved(path: Path, steps: range, **options: Any) -> Path:
     with Saver(path, keep=[KeepLast(9)], **options) as saver:
         for step in steps:
-            saver.save({"w": torch.full((8,), float(step))}, step).wait(30)
+            saver.save({"w": torch.full((8,), float(step))}, step).wait(300)
     return path
 
 
@@ -68,7 +68,7 @@ def test_a_root_that_cannot_be_read_hides_no_other_step(tmp_path: Path, damage: 
     with pytest.raises((CorruptShard, Unreadable)):
         restore(path, step=3)
     with Saver(path, keep=[KeepLast(1)], say=said.append) as saver:  # Who knows what it needs?
-        saver.save({"w": torch.ones(8)}, 4).wait(30)
+        saver.save({"w": torch.ones(8)}, 4).wait(300)
     assert any("could not be deleted: " in line for line in said)
     assert [each.step for each in list_steps(path) if not each.fault][:3] == [4, 2, 1]
 
@@ -149,12 +149,12 @@ def test_a_segment_that_was_cut_is_not_referred_to(tmp_path: Path):
     state = {"model": model, "head": head}
     with Saver(tmp_path, sample=1) as saver:
         for step in range(1, 4):
-            saver.save(state, step).wait(30)
+            saver.save(state, step).wait(300)
             with torch.no_grad():
                 head.weight += 1
         for each in (tmp_path / "checkpoints").glob("*/*.safetensors"):
             os.truncate(each, 8192)
-        saver.save(state, 4).wait(30)
+        saver.save(state, 4).wait(300)
     assert torch.equal(restore(tmp_path, step=4).tensors["model.weight"], model.weight)
 
 
@@ -163,17 +163,17 @@ def test_steps_that_go_back_are_the_newest_and_stay(tmp_path: Path):
     said: list[str] = []
     with Saver(tmp_path, say=said.append) as saver:
         for step in (100, 200, 300, 400):
-            saver.save({"w": torch.full((1,), float(step))}, step, tag="good" if step == 200 else None).wait(30)
-        saver.save({"w": torch.zeros(1)}, 400).wait(30)  # The same step once more is no way back.
+            saver.save({"w": torch.full((1,), float(step))}, step, tag="good" if step == 200 else None).wait(300)
+        saver.save({"w": torch.zeros(1)}, 400).wait(300)  # The same step once more is no way back.
     assert not said
     with Saver(tmp_path, say=said.append) as saver:
         for step in (210, 220):
-            saver.save({"w": torch.full((1,), float(step))}, step).wait(30)
+            saver.save({"w": torch.full((1,), float(step))}, step).wait(300)
     assert said == ["step 210 is saved after step 400: it and the steps after it count as newer"]
     assert [each.step for each in list_steps(tmp_path)] == [220, 210, 400, 200]
     assert value(tmp_path) == 220
     with Saver(tmp_path, say=said.append) as saver:
-        saver.save({"w": torch.full((1,), 230.0)}, 230).wait(30)
+        saver.save({"w": torch.full((1,), 230.0)}, 230).wait(300)
     assert len(said) == 1
     assert value(tmp_path) == 230
 
@@ -184,13 +184,13 @@ def test_a_path_means_the_same_wherever_the_program_goes(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Saver("runs/x") as saver:
         monkeypatch.chdir(tmp_path / "other")
-        saver.save({"w": torch.ones(1)}, 1).wait(30)
+        saver.save({"w": torch.ones(1)}, 1).wait(300)
         with pytest.raises(ConfigError, match="writes to"):
             Saver(tmp_path / "runs/x/checkpoints")
     assert [each.step for each in list_steps(tmp_path / "runs/x/checkpoints")] == [1]
     assert not any((tmp_path / "other").iterdir())
     with Saver("~/mine") as saver:
-        saver.save({"w": torch.ones(1)}, 2).wait(30)
+        saver.save({"w": torch.ones(1)}, 2).wait(300)
     assert restore("~/mine").step == 2
     assert (tmp_path / "home/mine/checkpoints").is_dir()
 
@@ -207,12 +207,12 @@ def read_until(path: Path, last: int) -> None:
 def test_a_reader_beside_a_writer_that_keeps_one_step_always_finds_one(tmp_path: Path):
     state, steps = {"w": torch.zeros(100_000)}, 60
     with Saver(tmp_path, keep=[KeepLast(1)]) as saver:
-        saver.save(state | {"w": state["w"] + 1}, 1).wait(30)
+        saver.save(state | {"w": state["w"] + 1}, 1).wait(300)
         reader = forked_calls.start(read_until, tmp_path, steps)
         try:
             for step in range(2, steps + 1):
-                saver.save(state | {"w": state["w"] + step}, step).wait(30)
-            assert reader.wait(60) == 0
+                saver.save(state | {"w": state["w"] + step}, step).wait(300)
+            assert reader.wait(300) == 0
         finally:
             reader.kill()
             reader.wait()
@@ -224,7 +224,7 @@ def test_threads_may_save_different_states(tmp_path: Path):
     def save(number: int) -> None:
         try:
             for step in range(5):
-                saver.save({f"q{number}": torch.full((1000,), float(number))}, 100 * number + step).wait(30)
+                saver.save({f"q{number}": torch.full((1000,), float(number))}, 100 * number + step).wait(300)
         except BaseException as error:
             failures.append(error)
 
@@ -233,7 +233,7 @@ def test_threads_may_save_different_states(tmp_path: Path):
         for each in threads:
             each.start()
         for each in threads:
-            each.join(60)
+            each.join(300)
     assert not failures
     assert restore(tmp_path, step=304).tensors["q3"][0] == 3
 
@@ -244,7 +244,7 @@ def test_the_best_needs_a_yes_or_no_and_a_metric_that_is_there(tmp_path: Path):
     said: list[str] = []
     with Saver(tmp_path, keep=[KeepBest("los", 1)], say=said.append) as saver:
         for step in (1, 2):
-            saver.save({"w": torch.ones(1)}, step, metrics={"loss": 1.0}).wait(30)
+            saver.save({"w": torch.ones(1)}, step, metrics={"loss": 1.0}).wait(300)
     assert said == ["step 1 has no metric 'los', which decides the best checkpoints; it has loss"]
 
 

@@ -99,9 +99,9 @@ def test_whatever_changes_between_saves_each_is_whole(tmp_path: Path):
     changes = [stepped, moved, moved, moved, replaced, transposed, narrower, larger, normed, normed, untied, stepped]
     with Saver(tmp_path, keep=[KeepLast(1)], say=lambda _: None) as saver:
         for step, change in enumerate(changes):
-            saver.save({"net": net, "optimizer": optimizer}, 2 * step).wait(30)
+            saver.save({"net": net, "optimizer": optimizer}, 2 * step).wait(300)
             change(net, optimizer)
-            saver.save({"net": net, "optimizer": optimizer}, 2 * step + 1).wait(30)
+            saver.save({"net": net, "optimizer": optimizer}, 2 * step + 1).wait(300)
             found = restore(tmp_path).tensors
             kept = {name: value for name, value in net.state_dict().items() if name in found}
             assert set(net.state_dict()) - set(kept) <= {"last.weight"}, "only the tied one is under another name"
@@ -117,17 +117,17 @@ def test_states_of_one_form_are_arranged_once_and_none_is_kept(tmp_path: Path):
     with Saver(tmp_path, keep=[KeepLast(1)]) as saver:
         for step in range(4):
             moved(net, None)
-            saver.save(net, step).wait(30)
+            saver.save(net, step).wait(300)
         arranged, old = saver._arranged, weakref.ref(net.first.bias)
         moved(net, None)
         normed(net, None)
         gc.disable()
         try:
-            saver.save(net, 4).wait(30)
+            saver.save(net, 4).wait(300)
             assert saver._arranged is arranged
             net.first.bias = torch.nn.Parameter(torch.zeros(6))
             assert old() is None, "what a save has copied is not held by it"
         finally:
             gc.enable()
-        saver.save(net, 5, roles=["buffer"]).wait(30)
+        saver.save(net, 5, roles=["buffer"]).wait(300)
         assert {share.name for share in saver._arranged.shares} == set(dict(net.named_buffers()))

@@ -74,7 +74,7 @@ def train(directory: str, keeping: Keeping | None, env: Mapping[str, str]) -> No
         say("copied", number)
         if number % 3 == 0:
             try:
-                handle.wait(60)
+                handle.wait(300)
                 say("durable", number)
             except Exception as error:
                 say("failed", number, str(error))

@@ -24,6 +24,14 @@ def test_gpu_means_one_rank_per_gpu_and_auto_the_same_where_there_are_any():
 
 
 def test_each_rank_sees_one_gpu_only_if_gpus_were_asked_for():
-    assert one_per_rank("gpu", 2, ["4", "6"]) == ["4", "6"]
-    assert one_per_rank("2", 2, ["4", "6"]) == []
-    assert one_per_rank("auto", 8, []) == []
+    assert one_per_rank("gpu", 2, 0, ["4", "6"]) == (["4", "6"], [])
+    assert one_per_rank("2", 2, 0, ["4", "6"]) == ([], [])
+    assert one_per_rank("auto", 8, 0, []) == ([], [])
+
+
+def test_spare_gpus_have_no_rank():
+    assert count_ranks("gpu", ["4", "6", "7"], 8, 1) == 2
+    assert one_per_rank("gpu", 2, 1, ["4", "6", "7"]) == (["4", "6"], ["7"])
+    for text, gpus, spare in (("2", ["4", "6", "7"], 1), ("gpu", ["4"], 1), ("auto", [], 1)):
+        with pytest.raises(ConfigError, match="--spare-gpus"):
+            count_ranks(text, gpus, 8, spare)

@@ -61,7 +61,7 @@ def test_what_is_no_checkpoint_is_refused_in_words(console: Console, tmp_path: P
 def saved(path: Path, steps: int = 2, cells: int = 100) -> Path:
     with Saver(path, keep=[KeepLast(9)]) as saver:
         for step in range(1, steps + 1):
-            saver.save({"w": np.full(cells, step, "<f4")}, step).wait(60)
+            saver.save({"w": np.full(cells, step, "<f4")}, step).wait(300)
     return path
 
 
@@ -94,7 +94,7 @@ def test_plain_values_are_shown_in_a_line_each_and_whole_to_machines(tmp_path: P
     schedule = {"rates": [0.1, {"deep": [1]}], "limit": float("inf"), "seen": list(range(100))}
     state = {"w": np.ones(3, "<f4"), "epoch": 3, "schedule": schedule, "by_number": {1: (2, 3), "a b": None}}
     with Saver(tmp_path) as saver:
-        saver.save({**state, "text": "a\nb" * 100, "pair": (np.zeros(1), 5), "loose": {7: np.zeros(1)}}, 1).wait(60)
+        saver.save({**state, "text": "a\nb" * 100, "pair": (np.zeros(1), 5), "loose": {7: np.zeros(1)}}, 1).wait(300)
     shown = CliRunner().invoke(command, ["show", str(tmp_path)]).stdout
     lines = [line.split(maxsplit=1) for line in shown.partition("\n\n")[2].splitlines()]
     assert max(len(value) for _, value in lines) == 80

@@ -17,6 +17,7 @@ from console import Console
 from argosy.cli.clean_plan import File, Item, Kind, Removal, Selection, classify, parse_age, parse_size, plan_cleaning
 from argosy.core import ConfigError
 from argosy.supervise.cgroup import find_parent as cgroup_parent
+from argosy.supervise.daemons import RUNTIME_FILES
 from argosy.supervise.records.rundir import Owner, RunRecord, index_run, indexed_runs
 
 NOW = 1_000_000.0
@@ -134,6 +135,10 @@ def test_daemons_end_first_and_the_cache_goes_last():
         ("finished.json", False, "ours"),
         ("metrics/log", False, "ours"),
         ("metrics/mine", False, "stranger"),
+        ("metrics/2/spans", False, "ours"),
+        ("hosts/root@host0/metrics/1/start.json", False, "ours"),
+        ("hosts/host0/notes.txt", False, "stranger"),
+        (".report.html.new", False, "ours"),
         ("incidents/1794780686516-crash-1.0/stacks.txt", False, "ours"),
         ("logs/1/0.0.out", True, "stranger"),
         ("logs/1/notes.txt", False, "stranger"),
@@ -239,6 +244,14 @@ def test_without_a_selection_it_lists_and_tells_how(world: Path):
     assert json.loads(argosy(world, "clean", "--json"))[0]["name"] == "one"
 
 
+def test_runs_of_one_name_are_told_by_their_directories(world: Path):
+    make_run(world / "w/runs/one")
+    make_run(world / "w/other/one")
+    said = argosy(world, "clean")
+    assert "/w/runs/one " in said
+    assert "/w/other/one " in said
+
+
 def test_a_dry_run_prints_the_same_table_and_touches_nothing(world: Path):
     make_run(world / "w/runs/one")
     make_run(world / "w/runs/two")
@@ -326,8 +339,9 @@ def test_c1_a_run_of_another_host_may_be_alive(world: Path):
 
 def test_leftovers_of_killed_daemons_go(world: Path):
     (world / "rt/runs").mkdir(parents=True)
-    for name in ("warden.lock", "keeper-1d92-b5.sock", "keeper-1d92-b5.sock.lock", "keeper-1d92-b5.sock.log"):
-        (world / "rt" / name).touch()
+    os.mkfifo(world / "rt/lifeline")
+    for pattern in set(RUNTIME_FILES) - {"runs", "lifeline"}:
+        (world / "rt" / pattern.replace("*", "1d92-b5")).touch()
     segment = world / "shm" / f"argosy-{os.getuid()}-{'0' * 12}"
     (segment / "run").mkdir(parents=True)
     (world / "shm/somebody-elses").mkdir()

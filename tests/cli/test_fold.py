@@ -36,6 +36,13 @@ def test_a_lost_connection_waits_for_the_first_failure_and_is_folded(folder: Fol
     ]
 
 
+def test_a_long_message_is_cut_between_words(folder: Folder):
+    folder.first = 1
+    (line,) = folder.take([out(2, LOST + b". This is typically caused by another process")], 0.1)
+    assert isinstance(line, str)
+    assert "Connection closed by peer [127.0.0.1]:4711. This is typically ...; full text" in line
+
+
 def test_the_first_failure_is_shown_whole_whatever_it_is(folder: Folder):
     assert folder.take([out(1, OWN)], 0.0) == [out(1, OWN)]
     folder.first = 2

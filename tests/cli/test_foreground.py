@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from console import Console
+from console import PATIENCE_S, Console
 
 from argosy.cli.foreground import Foreground
 from argosy.control.facts import LaunchEnded
@@ -22,7 +22,7 @@ def test_a_run_that_ends_before_its_client_has_read_the_welcome_is_seen_to_end(t
     welcome = Welcome("r", str(tmp_path), 1, str(tmp_path), 1)
     agent.send(welcome)
     agent.send(Happened("r", LaunchEnded(at=time.time(), launch=1, code=7, reason="rank 0: exit code 7")))
-    answer, _ = client.wait(10.0)
+    answer, _ = client.wait(PATIENCE_S)
     assert answer == welcome
     assert client.has_messages
     assert Foreground(client, welcome, [()]).run() == 7
@@ -37,7 +37,8 @@ def test_a_restart_of_the_only_rank_is_reported_also_in_a_pipe(console: Console)
     assert "restarting rank 0" in done.text
     assert "bad ended with exit code 3; see `argosy why bad`" in done.text
     plain = console.argosy("run", "bad.py")
-    assert (plain.code, plain.text) == (3, ""), "without a restart it is as silent as python"
+    said = [line for line in plain.text.splitlines() if "importing packages" not in line]  # On a busy machine.
+    assert (plain.code, said) == (3, []), "without a restart it is as silent as python"
 
 
 def test_an_agent_that_does_not_answer_is_reported_before_the_deadline(capsys: pytest.CaptureFixture[str]):

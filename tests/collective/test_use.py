@@ -257,7 +257,7 @@ def test_a_rank_that_waits_needs_no_core():
 def test_the_bench_measures_both_backends():
     words = ["--ranks", "2", "--sizes", "4", "--operations", "all_reduce,barrier", "--json"]
     command = [sys.executable, "-m", "argosy.collective.bench", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     cells = {(cell["backend"], cell["operation"]): cell["median_s"] for cell in json.loads(done.stdout)}
     assert set(cells) == {(name, what) for name in ("argosy", "gloo") for what in ("all_reduce", "barrier")}

@@ -4,11 +4,22 @@ import pytest
 from control.processes import a_launch
 
 from argosy.control import facts, run
-from argosy.control.messages import AcceptRun, ClearRun, Exited, KillRanks, OpenStore, Started, StartRanks, StoreOpened
+from argosy.control.messages import (
+    AcceptRun,
+    ClearRun,
+    Exited,
+    KillRanks,
+    Noted,
+    OpenStore,
+    Started,
+    StartRanks,
+    StoreOpened,
+)
 from argosy.control.restart import Restart
 from argosy.control.run_events import Begin, EvidenceTaken, FromHost, HostGone, HostSilent, Record, RunEffect, ToHost
 from argosy.control.run_state import RunState
 from argosy.core import RankId, WaitStatus
+from argosy.observe import Flag
 
 
 def rank(index: int, generation: int = 0) -> RankId:
@@ -133,3 +144,17 @@ def test_a_lost_host_holds_up_no_end():
     assert state.clearing == {"a", "b"}
     react(state, HostGone("b", "no power"), 5.1)
     assert state.clearing == {"a"}
+
+
+def test_a_failure_that_takes_all_ranks_along_ends_the_run_if_one_of_their_hosts_is_lost():
+    state = a_run(Restart.rank(), spares=())
+    for index in range(4):
+        react(state, FromHost("aabb"[index], Noted(rank(index), int(Flag.PROCESS_GROUP), 2, True)), 1.0)
+    for index in (2, 3):
+        react(state, FromHost("b", Exited(rank(index), WaitStatus(code=0))), 5.0)
+    react(state, HostGone("b", "no power"), 6.0)
+    react(state, FromHost("a", Exited(rank(0), WaitStatus(code=3))), 7.0)
+    react(state, EvidenceTaken(0), 7.1)
+    react(state, FromHost("a", Exited(rank(1), WaitStatus(signal=15))), 7.2)
+    assert state.outcome is not None
+    assert state.outcome[:2] == (3, "rank 0: exit code 3")

@@ -2,7 +2,19 @@
 
 import pytest
 
-from argosy.control.restart import Budget, Failure, GiveUp, Restart, RestartAfter, charge, decide_restart, parse_restart
+from argosy.control.restart import (
+    AGENT_DEATHS_MAX,
+    AGENT_DELAY_S,
+    Budget,
+    Failure,
+    GiveUp,
+    Restart,
+    RestartAfter,
+    agent_delay_s,
+    charge,
+    decide_restart,
+    parse_restart,
+)
 from argosy.core import ConfigError
 
 GRID = {"dp": 2, "tp": 3}
@@ -135,3 +147,10 @@ def test_r5_ranks_lost_at_once_are_one_failure():
 def test_r5_ranks_lost_one_after_the_other_are_several():
     lost = [Failure(index, 60.0 * index, True, "killed by SIGKILL") for index in range(2)]
     assert isinstance(decide(Restart.rank(1), lost, GRID), GiveUp)
+
+
+def test_r7_an_agent_that_dies_again_and_again_is_replaced_after_a_delay():
+    deaths = [10.0 * number for number in range(AGENT_DEATHS_MAX)]
+    assert agent_delay_s(deaths[:-1], 45.0) == 0.0
+    assert agent_delay_s(deaths, 45.0) == AGENT_DELAY_S
+    assert agent_delay_s(deaths, 61.0) == 0.0

@@ -11,7 +11,7 @@ import pytest
 
 def inspect(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "argosy.data.inspect", *words, "--seconds", "0.05"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def write_sources(directory: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_full_queue_makes_put_wait_until_items_are_taken(tmp_path: Path):
     time.sleep(0.1)
     assert (putting.is_alive(), len(queue)) == (True, 2)
     assert taken([queue]) == [[[0, 1]]]
-    putting.join(30)
+    putting.join(300)
     assert (putting.is_alive(), len(queue)) == (False, 1)
 
 
@@ -282,7 +282,6 @@ def test_whoever_is_killed_each_item_comes_once_and_none_is_lost(tmp_path: Path)
     takers = [start(tmp_path, "take", rank, 2, until) for rank in range(2)]
     put: list[list[int]] = []
     seen: list[list[list[int]]] = [[], []]
-    deadline = time.monotonic() + 60
     for kill in range(10):
         time.sleep(dice.uniform(0.05, 0.3))
         if kill % 2:
@@ -294,7 +293,7 @@ def test_whoever_is_killed_each_item_comes_once_and_none_is_lost(tmp_path: Path)
             seen[victim] += killed(takers[victim])
             takers[victim] = start(tmp_path, "take", victim, 2, until)
     for rank, taker in enumerate(takers):
-        out, _ = taker.communicate(timeout=max(1.0, deadline - time.monotonic()))
+        out, _ = taker.communicate(timeout=300)
         seen[rank] += [[int(word) for word in line.split()] for line in out.splitlines()]
     for maker in makers:
         put += killed(maker)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 
 from argosy.observe import read_spans
 
@@ -54,7 +54,7 @@ def test_the_zygote_forks_the_workers_into_the_group_of_the_rank(console: Consol
     assert psutil.Process(template).ppid() == zygote.pid
     assert group == rank
     (console.cwd / "go").touch()
-    assert run.wait(60) == 0
+    assert run.wait(PATIENCE_S) == 0
     assert said(out, "SEEN True")
     until(lambda: gone(worker, template), "worker and template gone")
 
@@ -72,13 +72,13 @@ def test_the_wait_for_data_is_a_span_that_others_can_read_while_it_lasts(console
     assert all(each.end >= each.begin for each in before)
     assert [each.step for each in [*before, last]] == sorted(each.step for each in [*before, last])
     (console.cwd / "go").touch()
-    assert run.wait(60) == 0
+    assert run.wait(PATIENCE_S) == 0
 
 
 def test_workers_that_are_busy_end_with_their_rank(console: Console) -> None:
     run, _, (rank, worker, template, _) = begin(console, "loads.py")
     os.kill(rank, signal.SIGKILL)
-    assert run.wait(60) != 0
+    assert run.wait(PATIENCE_S) != 0
     until(lambda: gone(worker, template), "worker and template gone")
 
 
@@ -87,7 +87,7 @@ def test_without_a_zygote_the_template_is_executed(console: Console) -> None:
     (console.cwd / "go").touch()
     for words in (["--", console.python, "loads.py"], ["loads.py", "orphaned"]):
         run, out, (rank, _, template, _) = begin(console, *words)
-        assert run.wait(60) == 0
+        assert run.wait(PATIENCE_S) == 0
         assert said(out, "SEEN True")
         until(lambda rank=rank, template=template: gone(rank, template), "rank and template gone")
 
@@ -111,4 +111,4 @@ def test_t2_a_template_that_is_loading_ends_with_its_loader() -> None:
         assert process.stdout
         template = psutil.Process(int(process.stdout.readline().split()[1]))
         process.kill()
-    assert psutil.wait_procs([template], timeout=60)[1] == []
+    assert psutil.wait_procs([template], timeout=300)[1] == []

@@ -82,7 +82,7 @@ void drain(int64_t id) {
 
 void check() {
   std::lock_guard<std::mutex> held(lock);
-  TORCH_CHECK(sticky.empty(), "emul error: ", sticky);
+  if (!sticky.empty()) throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 700, "emul error: " + sticky);
 }
 
 struct Mark {  // an event

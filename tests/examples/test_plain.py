@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from console import REPOSITORY, Console, said
+from console import PATIENCE_S, REPOSITORY, Console, said
 
 SCRIPT = str(REPOSITORY / "examples" / "plain.py")
 STEPS = 50
@@ -49,7 +49,7 @@ def test_it_ends_alike_however_it_is_started(console: Console, tmp_path: Path) -
     victim = console.pid("killed", 1)
     said(out, r"step 30 +loss")
     os.kill(victim, signal.SIGKILL)
-    assert run.wait(120) == 0, out.read_text()
+    assert run.wait(PATIENCE_S) == 0, out.read_text()
     assert values_of(out.read_text()) == both
     assert len(re.findall(r"step 30 +loss", out.read_text())) == 2, "it went on from the checkpoint of step 25"
 

@@ -61,7 +61,7 @@ def test_messages_arrive_in_order(ends: Ends):
     received: list[str] = []
     while len(received) < 1000:
         ends[0].flush()
-        message, _ = ends[1].wait(10.0)
+        message, _ = ends[1].wait(300.0)
         assert isinstance(message, Note)
         received.append(message.text)
     assert received == [str(number) for number in range(1000)]
@@ -73,21 +73,21 @@ def test_descriptors_arrive_with_their_message_and_are_not_inherited(ends: Ends)
     ends[0].send(Note("one"), [outside])
     ends[0].send(Note("none again"))
     os.close(outside)
-    assert ends[1].wait(10.0) == (Note("none"), [])
-    message, fds = ends[1].wait(10.0)
+    assert ends[1].wait(300.0) == (Note("none"), [])
+    message, fds = ends[1].wait(300.0)
     assert message == Note("one")
     assert not os.get_inheritable(fds[0])
     os.write(fds[0], b"through")
     os.close(fds[0])
     assert os.read(inside, 16) == b"through"
     os.close(inside)
-    assert ends[1].wait(10.0) == (Note("none again"), [])
+    assert ends[1].wait(300.0) == (Note("none again"), [])
 
 
 def test_as_many_descriptors_as_are_allowed_arrive(ends: Ends):
     with open(os.devnull) as null:
         ends[0].send(Note("many"), [null.fileno()] * FDS_MAX)
-    _, fds = ends[1].wait(10.0)
+    _, fds = ends[1].wait(300.0)
     assert len(fds) == FDS_MAX
     for fd in fds:
         os.close(fd)
@@ -97,7 +97,7 @@ def test_a_message_larger_than_the_socket_is_sent_in_pieces(ends: Ends):
     blob = Blob(os.urandom(8 << 20))
     sender = threading.Thread(target=lambda: ends[0].send(blob) or drain(ends[0]))
     sender.start()
-    message, _ = ends[1].wait(30.0)
+    message, _ = ends[1].wait(300.0)
     sender.join(30.0)
     assert message == blob
 
@@ -217,9 +217,9 @@ def test_a_wait_ends_at_its_deadline(ends: Ends):
 def test_what_was_sent_before_the_end_is_received(ends: Ends):
     ends[0].send(Note("last words"))
     ends[0].close()
-    assert ends[1].wait(10.0) == (Note("last words"), [])
+    assert ends[1].wait(300.0) == (Note("last words"), [])
     with pytest.raises(PeerLost, match="closed the connection"):
-        ends[1].wait(10.0)
+        ends[1].wait(300.0)
 
 
 def test_a_dead_socket_is_replaced_by_the_next_listener(tmp_path: Path):
@@ -258,4 +258,4 @@ def test_l1_a_peer_of_another_user_is_refused(tmp_path: Path):
         assert accept(listener) is None
         assert stranger.stdout.readline() == "b''\n"
         stranger.stdout.close()
-        assert stranger.wait(30.0) == 0
+        assert stranger.wait(300.0) == 0

@@ -8,6 +8,7 @@ import pytest
 from console import Console, ask_agent, until
 from hosts.fleet import SCRIPTS, Fleet
 
+from argosy.cli.clean_find import look_at_run
 from argosy.control import facts
 from argosy.supervise.records.rundir import read_facts, read_record
 
@@ -84,6 +85,8 @@ def test_the_ranks_of_a_killed_host_continue_on_the_spare_one_with_the_same_weig
     lost = [fact for fact in read_facts(fleet.directory) if isinstance(fact, facts.HostLost)]
     assert [(fact.host, fact.ranks, fact.spare) for fact in lost] == [("host1", [1], "host2")]
     assert "host host1 lost" in console.argosy("why", str(fleet.directory)).text
+    assert (fleet.directory / "hosts/host0/metrics/1/spans").exists()
+    assert look_at_run(fleet.directory).strangers == 0, "a file that argosy clean does not know"
 
 
 def test_without_a_spare_host_the_run_ends_when_one_is_lost(console: Console):

@@ -52,7 +52,7 @@ class Notebook:
                 interrupts.clear()
                 self.manager.interrupt_kernel()
 
-        self.client.execute_interactive(code, timeout=60, output_hook=hear)
+        self.client.execute_interactive(code, timeout=300, output_hook=hear)
         return re.sub(r"\x1b\[[0-9;]*m", "", "".join(shown))
 
     def restart(self) -> None:

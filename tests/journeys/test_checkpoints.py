@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from console import PATIENCE_S
 from people import python_of_people
 
 import argosy
@@ -66,7 +67,7 @@ def test_killed_on_four_ranks_gone_on_with_two_and_given_to_transformers(python:
     with torchrun(python, 2, run, 3) as second:
         assert second.stdout
         begins, durable = second.stdout.read().splitlines()
-        assert second.wait(60) == 0
+        assert second.wait(PATIENCE_S) == 0
     # Bitwise what four ranks had, and it goes on.
     assert begins == saved.strip().replace("durable", "begins")
     assert durable.startswith("durable 3 ")
@@ -75,7 +76,7 @@ def test_killed_on_four_ranks_gone_on_with_two_and_given_to_transformers(python:
     shutil.copytree(run, copy)
     shutil.rmtree(run)
     export = [python, "-m", "argosy", "ckpt", "export", str(copy), "hf", str(out)]
-    subprocess.run(export, env=environment(), check=True, timeout=100)
+    subprocess.run(export, env=environment(), check=True, timeout=300)
     notebook = [python, "-c", NOTEBOOK, str(copy), str(out)]
-    ended = subprocess.run(notebook, env=environment(), check=True, timeout=200, capture_output=True, text=True)
+    ended = subprocess.run(notebook, env=environment(), check=True, timeout=300, capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1] == "equal 3 False"

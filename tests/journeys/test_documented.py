@@ -99,8 +99,9 @@ def test_a_policy_is_added_by_two_files_as_documented(cold_console: Console) -> 
         "import os, time\n"
         "rank, again = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print('rank', rank, 'generation', again, flush=True)\n"
-        "time.sleep(0.5 if rank == '2' or again == '1' else 3)\n"
         "assert rank != '2' or again == '1'\n"
+        "if rank == '3' and again == '1': open('go', 'w').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
     )
     ended = console.argosy("run", "-n", "4", "--restart", "pair", "fails.py")
     assert ended.code == 0, ended.text

@@ -42,7 +42,7 @@ def test_input_bound_then_removed_then_compared(console: Console) -> None:
     slow = train(console, "slow_data")
     seen = sum(ranks["data"] for ranks in slow["ledger"].values())
     outputs = [log.read_text() for log in (console.cwd / "runs" / "slow_data" / "logs").glob("*/*.out")]
-    assert seen > 0.9 * sum(float(re.findall(r"data took (\S+) s", text)[0]) for text in outputs)
+    assert seen > 0.9 * sum(float(re.findall(r"injected (\S+) s", text)[0]) for text in outputs)
     said = console.argosy("why", "slow_data").text
     assert "waits for its input" in said
     clean = train(console, "none", steps=600)

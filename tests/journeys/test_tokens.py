@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from console import Console, said, terminal
+from console import PATIENCE_S, Console, said, terminal
 
 SCRIPT = Path(__file__).with_name("scripts") / "tokens.py"
 STEPS = 40
@@ -65,5 +65,5 @@ def kill_at(console: Console, words: list[str], out: Path, step: int) -> str:
     console.started.append(process)
     said(out, f"STEP {step} 1")
     os.kill(int(said(out, r"PID 1 (\d+)")[1]), signal.SIGKILL)
-    assert process.wait(90) != 0
+    assert process.wait(PATIENCE_S) != 0
     return out.read_text()

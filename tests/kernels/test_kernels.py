@@ -1,6 +1,11 @@
 """Every kernel keeps its contract, and a kernel that breaks a rule is caught."""
 
-from dataclasses import replace
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,3 +81,48 @@ def test_costs_are_counted():
     flops, moved = LINEAR_CROSS_ENTROPY.cost(hidden, weight, targets)
     assert flops == 6 * 33 * 17 * 101
     assert moved > 0
+
+
+PINNED = Path(__file__).parent / "gpu_resources.json"
+"""What the Triton kernels took when they were last looked at. `python tests/kernels/test_kernels.py` writes it."""
+
+
+def test_triton_versions_keep_the_contract():
+    """In Triton's interpreter, on CPU tensors: the values of every case, odd ones included."""
+    script = (
+        "from argosy.kernels import *\n"
+        "from argosy.kernels.contract import check_values\n"
+        "import torch\n"
+        "for each in (LINEAR_CROSS_ENTROPY, LINEAR_TOKEN_LOGPROB, FINITE_NORM):\n"
+        "    for dtype in (torch.float32, torch.float64):\n"
+        "        for case in each.cases(dtype):\n"
+        "            check_values(each, case)\n"
+        "from argosy.kernels import triton_rows\n"
+        "assert type(triton_rows.row_stats).__name__ == 'InterpretedFunction'\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def resources() -> dict[str, dict[str, dict[str, int]]]:
+    from argosy.kernels.offline import TARGETS, measure_resources
+
+    return {t: {name: asdict(each) for name, each in measure_resources(t).items()} for t in TARGETS}
+
+
+@pytest.mark.system
+def test_triton_versions_compile_for_gpus_that_are_not_here():
+    """Registers, spills and shared memory get no worse than they were, on five GPUs."""
+    pinned, found = json.loads(PINNED.read_text()), resources()
+    assert found.keys() == pinned.keys() == {"sm80", "sm90", "sm100", "gfx942", "gfx950"}
+    for target, kernels in found.items():
+        assert kernels.keys() == pinned[target].keys()
+        for name, each in kernels.items():
+            assert each["spills"] == 0, (target, name)
+            for what, value in each.items():
+                assert value <= pinned[target][name][what], (target, name, what)
+
+
+if __name__ == "__main__":
+    PINNED.write_text(json.dumps(resources(), indent=1) + "\n")

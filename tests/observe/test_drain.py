@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from console import until
+from console import PATIENCE_S, until
 
 from argosy.observe import Damage, DrainProcess, Ring, SpanKind, encode_frame, metrics_directory, read_frames
 
@@ -60,7 +60,7 @@ def test_d2_a_killed_drain_is_followed_by_one_that_continues_where_the_file_ends
     first = start_drain(memory, run)
     until(lambda: drained(run)[0] == [0], "the first record in the file")
     second = start_drain(memory, run)
-    assert second.wait(60) == 3  # D1
+    assert second.wait(PATIENCE_S) == 3  # D1
     ring.point("a", None, 1)
     first.send_signal(signal.SIGKILL)
     first.wait()

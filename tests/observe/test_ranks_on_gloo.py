@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 from ranks import Ranks
 
+from argosy.control.hang_suspect import HangPolicy, Suspect, decide_hang
 from argosy.observe import Activity, Flag, RankProgress
 from argosy.supervise.evidence.hang_samples import Tracker
-from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect, decide_hang
 
 TRAIN = """
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -10,6 +10,7 @@ from argosy.control.node import Decided, ForHost, ForRun, Launched, NodeState
 from argosy.control.run_events import FromHost, Recovered
 from argosy.core import ProcessId, RankId
 from argosy.supervise.agent.agent_log import AgentLog, recall
+from argosy.supervise.agent.decisions import Decisions
 
 
 def launched(name: str) -> Decided:
@@ -26,6 +27,15 @@ def test_a_log_that_begins_anew_knows_what_the_old_one_knew(tmp_path: Path) -> N
     state, _ = recall(tmp_path)
     assert list(state.runs) == ["one", "two"]
     assert state.runs["one"] == before.runs["one"]
+
+
+def test_a_host_that_is_renamed_keeps_its_runs(tmp_path: Path) -> None:
+    first = Decisions(tmp_path, lambda effect: None, name="here")
+    first.feed(launched("one").event)
+    first.settle()
+    second = Decisions(tmp_path, lambda effect: None, name="renamed")
+    assert second.state == first.state
+    assert list(second.state.host.runs) == ["one"]
 
 
 def test_an_event_that_cannot_be_replayed_spoils_its_own_run_only(tmp_path: Path) -> None:

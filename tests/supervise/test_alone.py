@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from console import Console, until
+from console import PATIENCE_S, Console, until
 from daemons import ranks, script
 
 pytest.importorskip("torch")
@@ -48,7 +48,7 @@ def test_a_run_alone_needs_no_group_and_is_replaced_when_it_is_killed(host: Cons
     os.kill(first.pid, signal.SIGKILL)
     ranks(host, "solo", generation=1, count=1)
     (host.cwd / "go").touch()
-    assert client.wait(90) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert "grouped False generation 1 step 20" in out.read_text()
 
 

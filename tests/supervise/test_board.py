@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import daemon, ranks, script
 
 TALKS = """
@@ -40,7 +40,7 @@ def test_what_ranks_said_is_known_again_after_the_death_of_the_agent(host: Conso
     said(out, "all counted")
     os.kill(daemon(host, "agent"), signal.SIGKILL)
     (host.cwd / "go").touch()
-    assert client.wait(90) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert out.read_text().count("is content") == 3
 
 
@@ -86,7 +86,7 @@ print("found", board.get(["key"]), board.get(["another"]), flush=True)
     said(host.cwd / "runs/slow/logs/1/0.0.out", "asks")
     time.sleep(0.1)  # Longer than the rank waits for keys that are not there.
     os.kill(agent, signal.SIGCONT)
-    assert client.wait(90) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert "found [b'value'] None" in out.read_text()
 
 
@@ -146,10 +146,10 @@ def test_a_stopped_process_that_was_replaced_is_refused_when_it_continues(host: 
         os.kill(ranks(host, "fenced", count=2)[1].pid, signal.SIGKILL)
         ranks(host, "fenced", generation=1, count=1)
         old.send_signal(signal.SIGCONT)
-        refusals, _ = old.communicate("\n", timeout=120)
+        refusals, _ = old.communicate("\n", timeout=300)
     assert refusals.splitlines() == ["refused: rank 1 of generation 0 is not in view 2 of the run"] * 5
     (host.cwd / "go").touch()
-    assert client.wait(90) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     text = out.read_text()
     assert "rank 0 began in view 1 and counts" in text
     assert "rank 1 began in view 2 and counts" in text

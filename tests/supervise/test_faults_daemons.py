@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import daemon, gone, kill, look, pause, ranks, run_of
 
 from argosy.supervise.messages import RunInfo
@@ -27,7 +27,7 @@ def test_after_the_agent_is_killed_twice_the_client_shows_the_rest_and_the_exit_
         assert daemon(host, "agent") != killed
     assert {rank.pid for rank in ranks(host, "agent")} == before
     go(host)
-    assert client.wait(60) == 7
+    assert client.wait(PATIENCE_S) == 7
     text = out.read_text()
     assert "rank 0 goes" in text
     assert "rank 1 goes" in text
@@ -45,7 +45,7 @@ def test_the_output_of_a_rank_that_starts_while_the_client_has_no_agent_is_shown
     client.send_signal(signal.SIGCONT)
     said(out, r"rank 1 ready, generation 1")
     go(host)
-    assert client.wait(60) == 0
+    assert client.wait(PATIENCE_S) == 0
 
 
 def test_a_warm_zygote_outlives_an_agent_that_is_killed_while_nothing_runs(host: Console):
@@ -76,7 +76,7 @@ def test_an_exit_that_falls_into_the_gap_between_two_agents_is_seen(host: Consol
     go(host)
     until(lambda: all(gone(pid) for pid in pids), "the end of the ranks")
     os.kill(warden, signal.SIGCONT)
-    assert client.wait(60) == 9
+    assert client.wait(PATIENCE_S) == 9
 
 
 @pytest.mark.system
@@ -95,9 +95,9 @@ def test_an_agent_killed_while_ranks_start_starts_each_once(
     logs = tmp_path / "runs" / "starts" / "logs" / "1"
     for rank in range(4):
         said(logs / f"{rank}.0.out", f"rank {rank} ready")
-    assert len([pid for pid in os.listdir("/proc") if pid.isdecimal() and is_rank(pid, host)]) == 4
+    until(lambda: sum(pid.isdecimal() and is_rank(pid, host) for pid in os.listdir("/proc")) == 4, "four ranks")
     go(host)
-    assert client.wait(60) == 5
+    assert client.wait(PATIENCE_S) == 5
     for rank in range(4):
         assert (logs / f"{rank}.0.out").read_text().count("goes") == 1
 
@@ -124,7 +124,7 @@ def test_an_agent_killed_during_a_restart_carries_it_on(host: Console, tmp_path:
     kill(daemon(host, "agent"))
     assert {rank.generation for rank in ranks(host, "again", generation=1)} == {1}
     go(host)
-    assert client.wait(60) == 0
+    assert client.wait(PATIENCE_S) == 0
     assert gone(first[0].pid)
 
 
@@ -137,7 +137,7 @@ def test_a_killed_zygote_takes_no_rank_along_and_its_ranks_exits_are_seen(host: 
     pause()
     assert {rank.pid for rank in ranks(host, "orphans")} == before
     go(host)
-    assert client.wait(60) == 6
+    assert client.wait(PATIENCE_S) == 6
 
 
 @pytest.mark.system
@@ -162,7 +162,7 @@ def test_a_zygote_killed_while_it_forks_leaves_no_second_life_of_a_rank(host: Co
         lambda: {int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and is_rank(pid, host)} == alive, "one life"
     )
     go(host)
-    assert client.wait(60) == 0
+    assert client.wait(PATIENCE_S) == 0
 
 
 def test_after_a_killed_zygote_restarts_get_a_new_one(host: Console, tmp_path: Path):
@@ -179,7 +179,7 @@ def test_after_a_killed_zygote_restarts_get_a_new_one(host: Console, tmp_path: P
     assert new[1].generation == 1
     assert daemon(host, "zygote") != killed
     go(host)
-    assert client.wait(60) == 0
+    assert client.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("words", [["waits.py"], ["--", "python3", "waits.py"]], ids=["forked", "executed"])
@@ -195,7 +195,7 @@ def test_a_killed_warden_is_replaced_and_everything_else_lives(host: Console, tm
     assert daemon(host, "agent") == agent
     assert {rank.pid for rank in ranks(host, "wardens")} == before
     go(host)
-    assert client.wait(60) == 8
+    assert client.wait(PATIENCE_S) == 8
 
 
 def test_with_agent_and_warden_killed_at_once_the_run_goes_on(host: Console, tmp_path: Path):
@@ -209,7 +209,7 @@ def test_with_agent_and_warden_killed_at_once_the_run_goes_on(host: Console, tmp
     until(lambda: gone(warden) and gone(agent), "both gone")
     assert {rank.pid for rank in ranks(host, "both")} == before
     go(host)
-    assert client.wait(60) == 4
+    assert client.wait(PATIENCE_S) == 4
 
 
 def test_a_detached_run_outlives_agent_and_warden_killed_at_once(host: Console, tmp_path: Path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from console import Console, close, said, until
+from console import PATIENCE_S, Console, close, said, until
 from daemons import WAITS, daemon, kill, ranks, run_of
 
 from argosy.control import facts
@@ -58,7 +58,7 @@ def test_a_full_disk_under_the_agent_log_is_reported_and_the_log_is_written_late
     kill(daemon(console, "agent"))
     assert [rank.pid for rank in ranks(console, "log")] == [rank.pid for rank in replaced]
     (tmp_path / "go").touch()
-    assert client.wait(60) == 6
+    assert client.wait(PATIENCE_S) == 6
 
 
 def test_a_full_disk_under_the_run_is_reported_and_its_facts_are_written_later(
@@ -78,5 +78,5 @@ def test_a_full_disk_under_the_run_is_reported_and_its_facts_are_written_later(
     assert lost == [1]
     fill(small_disk, directory / "events")
     (tmp_path / "go").touch()
-    assert client.wait(60) == 6
+    assert client.wait(PATIENCE_S) == 6
     assert (read_record(directory).state, read_record(directory).code) == ("ended", 6)

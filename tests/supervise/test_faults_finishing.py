@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import daemon, gone, ranks, run_of
 
 from argosy.control import facts
@@ -47,7 +47,7 @@ def test_a_run_whose_agent_is_killed_while_it_finishes_ends_once(
     wait_for_end(pidfd)
     time.sleep(delay_s)
     os.kill(agent, signal.SIGKILL)
-    assert client.wait(60) == code
+    assert client.wait(PATIENCE_S) == code
     until(lambda: run_of(host, "ends") is None, "the end of the run")
     until(lambda: gone(child), "the end of the child")
     directory = tmp_path / "runs/ends"

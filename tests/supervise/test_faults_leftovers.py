@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import WAITS, daemon, gone, kill, look, ranks
 
 
@@ -37,7 +37,7 @@ def test_stop_all_goes_on_when_the_warden_is_killed_and_only_a_zygote_is_left(de
     stop = desk.start("stop", "--all", out=tmp_path / "out")
     until(lambda: gone(agent), "the end of the agent")
     os.kill(warden, signal.SIGKILL)
-    assert stop.wait(60) == 0
+    assert stop.wait(PATIENCE_S) == 0
     assert gone(zygote)
 
 

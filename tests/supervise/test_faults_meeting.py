@@ -8,7 +8,7 @@ import sys
 
 import psutil
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 from daemons import daemon, ranks, script
 
 pytest.importorskip("torch")
@@ -89,7 +89,7 @@ def test_a_rank_and_the_agent_killed_in_one_instant_change_no_bit(host: Console)
     for pid in (agent, rank):
         os.kill(pid, signal.SIGKILL)
     (host.cwd / "go").touch()
-    assert client.wait(120) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert weights(out.read_text()) == weights(undisturbed.text)
     assert len(weights(out.read_text())) == 1
 
@@ -108,7 +108,7 @@ def test_a_process_of_an_old_generation_can_not_join_a_run(host: Console) -> Non
     assert old.returncode == 1
     assert "rank 1 of generation 0 is not in view 2 of the run" in old.stderr
     (host.cwd / "go").touch()
-    assert client.wait(120) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert len(weights(out.read_text())) == 1
 
 
@@ -119,7 +119,7 @@ def test_a_store_of_torchs_that_is_killed_is_replaced(host: Console) -> None:
     (store,) = stores(host, "meets")
     store.kill()
     (host.cwd / "go").touch()
-    assert client.wait(120) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()
     assert "again" in out.read_text()
 
 
@@ -138,4 +138,4 @@ def test_a_rank_and_its_store_killed_in_one_instant_are_restarted_with_an_empty_
     for rank in range(2):
         said(logs / f"{rank}.1.out", "met")
     (host.cwd / "go").touch()
-    assert client.wait(120) == 0, out.read_text()
+    assert client.wait(PATIENCE_S) == 0, out.read_text()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from console import Console, Ended, said, until
+from console import PATIENCE_S, Console, Ended, said, until
 from daemons import daemon, look, ranks
 
 ROOT = os.getuid() == 0
@@ -187,7 +187,7 @@ def test_a_disk_without_room_for_a_line_is_reported(host: Console, disk: Path):
 def test_launches_of_one_second_have_names_of_their_own(host: Console):
     (host.cwd / "go").touch()
     clients = [host.start("run", "waits.py", out=host.cwd / f"out{number}") for number in range(5)]
-    assert [client.wait(60) for client in clients] == [0] * 5
+    assert [client.wait(PATIENCE_S) for client in clients] == [0] * 5
     assert len([*(host.cwd / "runs").glob("waits-*")]) == 5
 
 
@@ -211,7 +211,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run_and_is_reported(host: Console
     out = tmp_path / "out"
     client = host.start("run", "-n", "2", "-r", "3", "--dir", str(disk / "run"), "s.py", out=out)
     said(out, "the disk is full, output is lost")
-    assert client.wait(60) == 0
+    assert client.wait(PATIENCE_S) == 0
     assert (host.cwd / "survived").exists()
 
 

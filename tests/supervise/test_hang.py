@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
+from argosy.control.hang_suspect import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang, decide_hang_end
 from argosy.core import WaitStatus
 from argosy.observe import GroupProgress, Phase, RankProgress
 from argosy.supervise.evidence.frames import Frame, Stack, Thread
 from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
-from argosy.supervise.evidence.hang_suspect import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
 from argosy.supervise.evidence.proc_sample import ProcSample
 
@@ -329,3 +329,11 @@ def test_a_rank_that_never_ends_is_named_beside_those_that_did():
 
 def test_one_rank_alone_may_take_its_time_to_end():
     assert decide_hang([RankView(index=0, changed_at=0.0, ending=True)], POLICY, 500.0) == Healthy()
+
+
+def test_h6_a_hang_in_which_nobody_moves_is_a_failure_after_its_timeout():
+    assert decide_hang_end(0.0, [False, False], 60.0, 59.0) == "lasts"
+    assert decide_hang_end(0.0, [False, False], 60.0, 60.0) == "failure"
+    assert decide_hang_end(0.0, [True, False], 60.0, 90.0) == "lasts"
+    assert decide_hang_end(0.0, [False, False], None, 9e9) == "lasts"
+    assert decide_hang_end(0.0, [True, True], 60.0, 90.0) == "over"

@@ -13,9 +13,9 @@ import pytest
 from console import PATIENCE_S, until
 from warm import warm
 
+from argosy.control.hang_suspect import HangPolicy
 from argosy.observe import Page
 from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
-from argosy.supervise.evidence.hang_suspect import HangPolicy
 from argosy.supervise.evidence.hang_verdict import Hang, judge
 from argosy.supervise.evidence.proc_sample import read_proc
 from argosy.supervise.evidence.stacks import Target, take

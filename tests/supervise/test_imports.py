@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.supervise.imports.scan import DYNAMO, TORCH, fingerprint, scan
+from argosy.control.launch import DYNAMO, TORCH
+from argosy.supervise.imports.scan import fingerprint, scan
 from argosy.supervise.imports.source import COMPILER
 
 
@@ -63,10 +64,10 @@ def test_what_lightning_brings_in_is_imported_once_although_it_is_not(tmp_path: 
     write(script.parent, {"train.py": "import lightning.pytorch"})
     own, brought = ["lightning", "lightning.pytorch"], ["transformers:AutoModel", "transformers:AutoTokenizer"]
     assert scan(script, False, [str(site)]) == own
-    write(site, {"transformers/__init__.py": ""})
-    assert scan(script, False, [str(site)]) == [*own, *brought]
+    write(site, {"transformers/__init__.py": "", "packaging/__init__.py": ""})
+    assert scan(script, False, [str(site)]) == [*own, "packaging.requirements", *brought]
     write(script.parent, {"transformers.py": ""})  # The user's own file hides it.
-    assert scan(script, False, [str(site)]) == own
+    assert scan(script, False, [str(site)]) == [*own, "packaging.requirements"]
 
 
 def test_torch_comes_first_with_its_companions(tmp_path: Path, site: Path) -> None:

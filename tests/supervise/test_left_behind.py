@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from console import Console, said, until
+from console import PATIENCE_S, Console, said, until
 
 SCRIPT = """\
 import multiprocessing, os, signal, sys, time
@@ -32,5 +32,5 @@ def test_semaphores_of_multiprocessing_go_with_their_rank(console: Console, how:
     assert len(files) == 80
     if how == "stopped":
         assert console.argosy("stop", "holds").code == 0
-    assert run.wait(60) != 0
-    until(lambda: not [file for file in files if file.exists()], "all semaphores unlinked", 5.0)
+    assert run.wait(PATIENCE_S) != 0
+    until(lambda: not [file for file in files if file.exists()], "all semaphores unlinked")

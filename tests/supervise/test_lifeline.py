@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from console import PATIENCE_S
+
 from argosy.supervise.lifeline import Lifeline
 
 ZYGOTE = """
@@ -27,7 +29,7 @@ def test_all_zygotes_are_known_and_none_that_has_ended(tmp_path: Path):
         zygote.stdout.readline()
     assert set(line.zygotes()) == {zygote.pid for zygote in zygotes}
     zygotes[1].kill()
-    zygotes[1].wait(60)
+    zygotes[1].wait(PATIENCE_S)
     assert set(line.zygotes()) == {zygotes[0].pid, zygotes[2].pid}
     for zygote in zygotes:
         zygote.communicate(timeout=60)
@@ -61,7 +63,7 @@ def test_a_rank_ends_with_the_last_holder_and_at_once_if_that_has_ended_already(
     assert rank.stdout is not None
     assert rank.stdout.readline() == b"tied\n"
     os.close(line._fd)  # pyright: ignore[reportPrivateUsage]
-    assert rank.wait(60) == -signal.SIGKILL
+    assert rank.wait(PATIENCE_S) == -signal.SIGKILL
     rank.stdout.close()
-    late = subprocess.run(words, stdout=subprocess.PIPE, timeout=60)
+    late = subprocess.run(words, stdout=subprocess.PIPE, timeout=300)
     assert (late.returncode, late.stdout) == (-signal.SIGKILL, b"")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from console import until
+from console import PATIENCE_S, until
 from daemons import gone
 
 from argosy.supervise.cgroup import MARK, kill_marked
@@ -39,16 +39,16 @@ def test_what_was_forked_is_found_by_the_page(page: Path):
     kill_marked({"another/main/0.0": f"{page}.other"})
     assert not gone(child)
     kill_marked({"run/main/0.0": str(page)})
-    until(lambda: gone(child), "the end of what was forked", 10.0)
+    until(lambda: gone(child), "the end of what was forked")
 
 
 def test_what_was_executed_is_found_by_the_mark():
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleeper, env={MARK: "run-7/main/0.0"}, start_new_session=True)
     other = subprocess.Popen(sleeper, env={MARK: "run-7/main/0.01"}, start_new_session=True)
-    until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), "the program", 10.0)
+    until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), "the program")
     kill_marked({"run-7/main/0.0": ""})
-    assert child.wait(10.0) == -9
+    assert child.wait(PATIENCE_S) == -9
     assert other.poll() is None
     other.kill()
-    other.wait(10.0)
+    other.wait(300.0)

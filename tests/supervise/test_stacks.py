@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from console import PATIENCE_S, until
 
 from argosy.supervise.evidence.frames import Frame, Stack, Thread, group_stacks, parse_faulthandler, place, stacks_text
 from argosy.supervise.evidence.proc_sample import catches, read_proc
-from argosy.supervise.evidence.stacks import STACK_SIGNAL, Taking, Target, take
+from argosy.supervise.evidence.stacks import STACK_SIGNAL, Taking, Target
+from argosy.supervise.evidence.stacks import take as take_now
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 ARMED = "import sys; from argosy.supervise.evidence.stacks import arm; arm(sys.argv[1])\n"
@@ -49,6 +51,11 @@ def read_batch():
     time.sleep(600)
 sync() if rank == 0 else read_batch()
 """
+
+
+def take(targets: list[Target], *, answer_s: float = PATIENCE_S, native: tuple[int, ...] = ()) -> dict[int, Stack]:
+    """As a machine does that is not in a hurry: a rank that waits for a core is not taken for a silent one."""
+    return take_now(targets, PATIENCE_S, answer_s=answer_s, native=native)
 
 
 class Ranks:
@@ -98,12 +105,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    for _ in range(1000):
-        sample = read_proc(pid)
-        if sample and sample.state == state:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"process {pid} did not reach state {state}")
+    until(lambda: (sample := read_proc(pid)) is not None and sample.state == state, f"state {state} of {pid}")
 
 
 def test_eight_sleeping_ranks_are_one_group(ranks: Ranks):
@@ -139,7 +141,7 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     store = f"file://{ranks.directory}/store"
     targets = [ranks.start(IN_GLOO, str(rank), store) for rank in range(2)]
     ranks.wait_ready()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     places = ["", ""]
     stacks = take(targets)
     while places != ["script0.py:9 in sync", "script0.py:12 in read_batch"] and time.monotonic() < deadline:
@@ -149,7 +151,7 @@ def test_ranks_in_gloo_show_who_waits_and_who_does_not(ranks: Ranks):
     assert places == ["script0.py:9 in sync", "script0.py:12 in read_batch"]
     assert any("torch/distributed" in frame.file for frame in stacks[0].frames)
     ranks.processes[1].kill()
-    assert ranks.processes[0].wait(60) != 0, "the signal left the waiting rank able to see its peer die"
+    assert ranks.processes[0].wait(PATIENCE_S) != 0, "the signal left the waiting rank able to see its peer die"
 
 
 @pytest.mark.system
@@ -165,7 +167,7 @@ def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_answer_is_read_to_its
     os.sched_setaffinity(burner.pid, {core})
     try:
         for _ in range(3):
-            stack = take([target], deadline_s=60)[0]
+            stack = take([target])[0]
             assert [frame.line for frame in stack.frames] == [MANY_THREADS.count("\n") + 1], stack
     finally:
         burner.kill()
@@ -202,10 +204,7 @@ print("ready", flush=True)
 os.execvp("sleep", ["sleep", "600"])
 """)
     ranks.wait_ready()
-    for _ in range(1000):
-        if Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n":
-            break
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n", "the program")
     stack = take([target])[0]
     assert stack.source == "proc"
     assert stack.note.startswith("py-spy: ")
@@ -230,7 +229,7 @@ def test_s1_another_process_with_the_same_pid_is_left_alone(ranks: Ranks):
 def test_a_silent_rank_is_asked_through_py_spy(ranks: Ranks):
     target = ranks.start("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 12])\n" + SLEEPS)
     ranks.wait_ready()
-    stack = take([target])[0]
+    stack = take([target], answer_s=0.2)[0]
     assert (stack.source, place(stack)) == ("py-spy", "script0.py:7 in load")
 
 
@@ -243,7 +242,7 @@ def test_a_silent_rank_that_py_spy_cannot_read_gets_the_kernel_s_word(
     failing.write_text(f"#!/bin/sh\necho tried >> {tmp_path}/tries\necho 'Error: not permitted' >&2\nexit 1\n")
     failing.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    stack = take([target], 60.0)[0]
+    stack = take([target], answer_s=0.2)[0]
     assert (stack.source, stack.note) == ("proc", "py-spy: not permitted")
     assert (tmp_path / "tries").read_text() == "tried\n"
 
@@ -259,7 +258,7 @@ def test_without_py_spy_the_remedy_is_named(ranks: Ranks, monkeypatch: pytest.Mo
 def test_native_frames_of_one_rank_on_request(ranks: Ranks):
     target = ranks.start(SLEEPS)
     ranks.wait_ready()
-    stack = take([target], native=[0])[0]
+    stack = take([target], native=(0,))[0]
     assert stack.native
     assert any("libc" in frame.file or "sleep" in frame.function for frame in stack.frames)
     assert place(stack) == "script0.py:5 in load"

@@ -18,6 +18,7 @@ DEATHS = {
 }
 
 
+USUAL = [["0.0:commit:3", "0.1:commit:7", "0.2:commit:11"], ["1.0:vote:3", "0.0:enter:5", "1.1:commit:9"]]
 TOGETHER = ["1.0:enter:3", "0.1:vote:7", "1.2:voted:10"]
 """Each of these deaths ends all ranks."""
 EXCHANGING = """
@@ -78,6 +79,16 @@ def test_three_kills_change_nothing(dock: Console, framework: str, name: str):
     if framework not in _calm:
         _calm[framework] = sail(dock, framework, "calm")
     assert sail(dock, framework, name.replace(" ", "-"), *DEATHS[name]) == _calm[framework]
+
+
+@pytest.mark.parametrize("framework", ["trainer", "accelerate", "lightning"])
+def test_evaluations_callbacks_and_saves_of_usual_scripts_survive(dock: Console, framework: str):
+    """Ranks die at evaluations and at the very end, where a replaced rank could save or log what it has not got yet."""
+    text = KILLING.with_name(f"usual_{framework}.py").read_text()
+    calm = results(run(dock, framework, "usual-calm", text), [1, 1])
+    for number, deaths in enumerate(USUAL):
+        done = run(dock, framework, f"usual-{number}", text, *deaths)
+        assert results(done, [1 + count(rank, deaths) for rank in range(2)]) == calm
 
 
 @pytest.mark.parametrize("kind", ["trainer", "accelerate", "lightning_manual", "lightning_sharded"])

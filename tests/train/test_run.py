@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from console import PATIENCE_S, Console, Ended, said, terminal, until
+from daemons import press_until_it_ends
 from warm import warm
 
 from argosy.checkpoint import list_steps
@@ -138,12 +138,8 @@ def test_a_second_ctrl_c_ends_at_once(dock: Console, place: Path, calm: list[str
     until(lambda: all((place / f"notes.{r}").exists() and "stuck" in notes(place, r) for r in (0, 1)), "stuck ranks")
     command.send_signal(signal.SIGINT)
     said(out, "stopping: ctrl-c")
-    for _ in range(20):  # Signals that come together count as one.
-        with suppress(subprocess.TimeoutExpired):
-            command.wait(0.5)
-            break
-        command.send_signal(signal.SIGINT)
-    assert command.wait(PATIENCE_S) in (130, -signal.SIGINT), out.read_text()  # A shell shows 130 for both.
+    press_until_it_ends(command)
+    assert command.returncode in (130, -signal.SIGINT), out.read_text()  # A shell shows 130 for both.
     went_on(dock, place, calm, after=4)
 
 

@@ -37,6 +37,12 @@ def test_a_row_is_not_lost_with_two_who_should_have_written_it(dock: Console):
     check(dock, "plain", 3, "0.0:after vote:4", "2.0:healed:5")
 
 
+@pytest.mark.system
+def test_of_ranks_that_are_lost_together_all_are_named(dock: Console):
+    hard = check(dock, "plain", 3, "1.0:reduce:4", "2.0:reduce:4")
+    assert hard.text.count("; ranks 1-2 replaced; resumed step 4 after") == 1, hard.text
+
+
 def test_scaler_schedule_average_and_batchnorm(dock: Console):
     check(dock, "messy", 3, "1.0:forward:1", "2.0:after vote:3", "0.0:before vote:5", "2.1:forward:7")
 

@@ -9,11 +9,10 @@ from typing import cast
 import msgspec
 
 from argosy.actors.server import PATH
-from argosy.control import Launch, Restart
+from argosy.control import TORCH, Launch, Restart
 from argosy.core import ConfigError
 from argosy.fabric import Link, cache_dir
 from argosy.supervise import (
-    TORCH,
     ToClient,
     Welcome,
     build_launch,

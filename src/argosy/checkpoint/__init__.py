@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from argosy.checkpoint.keeper.messages import Overtaken as Overtaken
     from argosy.checkpoint.owner import DirectoryInUse as DirectoryInUse
     from argosy.checkpoint.plain import in_a_line as in_a_line
+    from argosy.checkpoint.rank_exchange import alone as alone
     from argosy.checkpoint.rank_exchange import begin_series as begin_series
     from argosy.checkpoint.restore_plan import Wish as Wish
     from argosy.checkpoint.restore_step import Restored as Restored

@@ -5,6 +5,8 @@
 import secrets
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -56,12 +58,24 @@ LOOK_S = 0.02
 """How often those who wait look again, at least."""
 _rounds = 0
 _series = ""
+_alone = False
 
 
 def begin_series(name: str) -> None:
     """Count rounds from the start, under a name: all ranks call it together when one of them has been replaced."""
     global _rounds, _series
     _rounds, _series = 0, f"{name}/"
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Restore without the other ranks: they have what this one lacks, or ended long ago."""
+    global _alone
+    _alone = True
+    try:
+        yield
+    finally:
+        _alone = False
 
 
 def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) -> list[Answer]:
@@ -72,7 +86,7 @@ def exchanged(size: int, answer: Answer, timeout_s: float = EXCHANGE_TIMEOUT_S) 
         DeadlinePassed: a rank did not come; it is named.
         PeerLost: a rank died, and the process group is one that can tell.
     """
-    if size == 1:
+    if size == 1 or _alone:
         return [answer]
     import torch.distributed as dist
 

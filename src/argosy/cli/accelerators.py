@@ -18,20 +18,24 @@ def list_accelerators(environment: Mapping[str, str], files: Path = Path("/dev")
     return [str(number) for number in found]
 
 
-def count_ranks(text: str, accelerators: list[str], cpus: int) -> int:
-    """How many ranks `-n TEXT` means: `gpu` one per accelerator, `auto` the same or else one per CPU.
+def count_ranks(text: str, accelerators: list[str], cpus: int, spare: int = 0) -> int:
+    """How many ranks `-n TEXT` means: `gpu` one per accelerator that is not `spare`, `auto` the same or one per CPU.
 
     Raises:
         ConfigError: it is no number, or there is no accelerator.
     """
     if text == "auto" and accelerators:
         text = "gpu"
+    if spare and text != "gpu":
+        raise ConfigError(f"--spare-gpus needs -n gpu, and GPUs: -n {text}", hint="argosy run -n gpu --spare-gpus 1")
     if text in ("cpu", "auto"):
         return cpus
     if text == "gpu":
         if not accelerators:
             raise ConfigError("no GPU was found for -n gpu", hint="give a number, or look at CUDA_VISIBLE_DEVICES")
-        return len(accelerators)
+        if spare >= len(accelerators):
+            raise ConfigError(f"--spare-gpus {spare} leaves no GPU for a rank: there are {len(accelerators)}")
+        return len(accelerators) - spare
     if text == "xpu":
         raise ConfigError("only NVIDIA GPUs are counted: -n xpu", hint="give a number")
     if not text.removeprefix("-").isdecimal():
@@ -39,6 +43,8 @@ def count_ranks(text: str, accelerators: list[str], cpus: int) -> int:
     return int(text)
 
 
-def one_per_rank(text: str | None, size: int, accelerators: list[str]) -> list[str]:
-    """The only accelerator that each rank sees under `-n gpu`, and under `-n auto` if there are any."""
-    return accelerators if text in ("gpu", "auto") and len(accelerators) == size else []
+def one_per_rank(text: str | None, size: int, spare: int, accelerators: list[str]) -> tuple[list[str], list[str]]:
+    """The only accelerator that each rank sees under `-n gpu`, and under `-n auto` if there are any; the spare ones."""
+    if text not in ("gpu", "auto") or len(accelerators) != size + spare:
+        return [], []
+    return accelerators[:size], accelerators[size:]

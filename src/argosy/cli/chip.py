@@ -14,7 +14,9 @@ def command() -> None:
 
 @command.command()
 @click.argument("path", type=click.Path(path_type=Path), default="chip.toml")
-@click.option("--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="Processes that join by Gloo.")
+@click.option(
+    "--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="Ranks that will share this machine."
+)
 @click.option("--budget-s", type=float, default=100.0, show_default=True, help="Stop adding sizes after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def measure(path: Path, ranks: int, budget_s: float, as_json: bool) -> None:
@@ -31,10 +33,13 @@ def measure(path: Path, ranks: int, budget_s: float, as_json: bool) -> None:
         return
     rows = [
         [kind, f"{work:.3g}", f"{seconds * 1e6:.4g}", f"{work / seconds:.3g}"]
-        for kind, curve in (("matmul", found.matmul), ("memory", found.memory), ("all-reduce", found.all_reduce))
+        for kind, curve in (("matmul", found.matmul), ("memory", found.memory), *found.links.items())
         for work, seconds in curve
     ]
     print_table(["MEASURED", "WORK", "US", "PER SECOND"], rows, right=[1, 2, 3])
+    levels = [[name, f"{bytes_ / 1e6:,.3g} MB", f"{rate / 1e9:.3g} GB/s"] for name, bytes_, rate in found.levels]
+    print_table(["LEVEL", "SIZE", "RATE"], levels, right=[1, 2])
+    print(f"one of {found.ranks} ranks at once, with {found.threads} threads each")
     print(f"{path}: {chip.peak('fp32'):.3g} operations/s, {chip.memory_bandwidth:.3g} bytes/s from memory")
 
 

@@ -92,12 +92,12 @@ def show_all(items: Sequence["Item"], as_json: bool) -> None:
         print_json([describe(item) for item in items])
         return
     rows: list[list[str]] = []
-    for item in items:
+    for item, name in zip(items, names_of(items), strict=True):
         notes = [] if item.kind == "run" else [item.kind]
         notes += [count(len(item.checkpoints), "checkpoint file")] if item.checkpoints else []
         notes += [f"{count(item.strangers, 'file')} not Argosy's"] if item.strangers else []
         since = "running" if item.alive or item.kind == "daemons" else ago(item.since) if item.since else "-"
-        rows.append([short(item.name), since, format_bytes(item.bytes), ", ".join(notes)])
+        rows.append([name, since, format_bytes(item.bytes), ", ".join(notes)])
     if not rows:
         print("there is nothing to clean")
         return
@@ -121,8 +121,8 @@ def show_plan(decisions: Sequence["Removal"]) -> None:
     from argosy.cli.clean_plan import format_bytes
 
     rows = [
-        [short(each.item.name), each.action, format_bytes(each.bytes) if each.files else "-", each.reason]
-        for each in decisions
+        [name, each.action, format_bytes(each.bytes) if each.files else "-", each.reason]
+        for each, name in zip(decisions, names_of([each.item for each in decisions]), strict=True)
     ]
     if rows:
         print_table(["RUN", "ACTION", "SIZE", "WHY"], rows, right=[2])
@@ -171,6 +171,12 @@ def confirm(files: int, runs: int) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(f"cannot ask before {files} files of checkpoints are removed: no terminal", hint="add -y")
     click.confirm(f"Remove {count(files, 'checkpoint file')} of {count(runs, 'run')} for good?", abort=True)
+
+
+def names_of(items: Sequence["Item"]) -> list[str]:
+    """How the items are called: runs of one name by their directories."""
+    names = [item.name for item in items]
+    return [short(item.path if names.count(item.name) > 1 else item.name) for item in items]
 
 
 def short(name: str) -> str:

@@ -6,7 +6,6 @@ Links are never followed.
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -17,10 +16,9 @@ from argosy.cli.clean_find import living_runs, runtime_dirs, why_alive, why_shar
 from argosy.cli.clean_plan import Removal
 from argosy.core import ArgosyError, DeadlinePassed
 from argosy.fabric import made_directories, state_dir
-from argosy.supervise import Owner, Shutdown, ask, connect_agent, forget_run, lock_runtime
+from argosy.supervise import Owner, Shutdown, ask, connect_agent, forget_run, is_runtime_file, lock_runtime
 
 QUIT_S = 15.0
-_RUNTIME_FILE = re.compile(r"(warden|agent|zygote-\w+)\.\w+|keeper-[\w-]+\.sock(\.\w+)?|exits|lifeline|runs|made")
 
 
 def remove(removal: Removal) -> str:
@@ -127,7 +125,7 @@ def _stop_daemons(runtime: Path) -> str:
 
 def _remove_runtime(runtime: Path) -> str:
     """Remove the directory of killed daemons; their lock is held meanwhile, so that no new one starts in it."""
-    if strangers := [name for name in os.listdir(runtime) if not _RUNTIME_FILE.fullmatch(name)]:
+    if strangers := [name for name in os.listdir(runtime) if not is_runtime_file(name)]:
         return f"it holds a file that Argosy did not write: {strangers[0]}"
     lock = lock_runtime(runtime)
     if lock is None and (runtime / "warden.lock").exists():

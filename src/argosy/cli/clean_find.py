@@ -25,6 +25,7 @@ from argosy.supervise import (
 
 ENTRIES_MAX = 200_000
 """A run's directory with more entries is somebody's disk; what was not looked at counts as not Argosy's."""
+OUR_FOLDERS = ("logs", "incidents", "metrics", "hosts")
 _FOLDER = re.compile(r"argosy-\d+-[0-9a-f]{12}")
 """Shared memory and cgroup of a runtime directory."""
 
@@ -185,7 +186,7 @@ def _walk(top: Path, *, only_ours: bool = False) -> Iterator[tuple[os.DirEntry[s
             seen += 1
             if not entry.is_dir(follow_symlinks=False):
                 yield entry, path
-            elif seen > ENTRIES_MAX or (only_ours and path.split("/")[0] not in ("logs", "incidents", "metrics")):
+            elif seen > ENTRIES_MAX or (only_ours and path.split("/")[0] not in OUR_FOLDERS):
                 yield None, path
             else:
                 pending.append(f"{path}/")

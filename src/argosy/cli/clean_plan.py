@@ -21,8 +21,8 @@ YOUNG_S = 10.0
 """Daemons that start make their directory a moment before they can be seen in it."""
 
 _OURS = re.compile(
-    r"run\.json|owner\.json|events|\.(run|owner)\.json\.\d+|finished\.(json|new)|report\.html"
-    r"|metrics/(log|\d+/(spans|samples|(start|peak)\.json|\d+\.\d+\.journal))"
+    r"run\.json|owner\.json|events|\.(run|owner)\.json\.\d+|finished\.(json|new)|report\.html|\.report\.html\.new"
+    r"|metrics/log|(hosts/[^/]+/)?metrics/\d+/(spans|samples|(start|peak)\.json|\d+\.\d+\.journal)"
     r"|logs/\d+/\d+\.\d+\.((out|err)(\.1(\.new)?)?|error\.json)"
     r"|incidents/\d{13}-\w+(-\d+\.\d+)?/\.?(incident\.json|stacks\.txt)(\.\d+)?"
 )

@@ -9,7 +9,7 @@ import click
 from argosy.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
-    from argosy.insight import Comparison
+    from argosy.insight import Comparison, Forecast
 
 CHANGES_SHOWN = 20
 
@@ -60,6 +60,8 @@ def show(found: "Comparison") -> None:
             for name, (a, b) in sorted(found.ledger.items(), key=lambda each: -abs(each[1][1] - each[1][0]))
         ]
         print_table(["MS PER STEP", found.a, found.b, "CHANGE"], rows, right=[1, 2, 3])
+    for each in found.forecasts:
+        show_forecast(each)
     if found.scalars:
         print()
         scalars = [[name, f"{a:.6g}", f"{b:.6g}"] for name, (a, b) in found.scalars.items()]
@@ -70,6 +72,23 @@ def show(found: "Comparison") -> None:
         print_table(["CHANGED", found.a, found.b], rows[:CHANGES_SHOWN])
         if len(rows) > CHANGES_SHOWN:
             print(f"{len(rows) - CHANGES_SHOWN} more changes: --json")
+
+
+def show_forecast(each: "Forecast") -> None:
+    """Print a prediction beside what happened."""
+    print()
+    inside = "inside" if each.is_inside else "outside"
+    print(f"{each.run}, {each.recipe} on {each.chip}: measured {inside} the 80% interval of its prediction")
+    bounds = f"{each.low * 1e3:.3f}-{each.high * 1e3:.3f}"
+    rows = [["forward and backward", f"{each.step[0] * 1e3:.3f}", f"{each.step[1] * 1e3:.3f}", bounds]]
+    rows += [
+        [f"  {name}", f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", ""]
+        for name, (a, b) in sorted(each.classes.items(), key=lambda each: -each[1][1])
+    ]
+    print_table(["MS", "PREDICTED", "MEASURED", "INTERVAL"], rows, right=[1, 2, 3])
+    print(
+        f"peak beyond parameters: predicted {each.peak_bytes[0] / 1e6:.1f} MB, measured {each.peak_bytes[1] / 1e6:.1f}"
+    )
 
 
 def came(found: "Comparison") -> str:

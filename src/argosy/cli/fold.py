@@ -6,6 +6,7 @@ F3  What a rank wrote to one stream keeps its order: what follows a held traceba
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 
 from argosy.supervise import Out, Stream, exception_line, is_connection_error, last_traceback
@@ -49,7 +50,7 @@ class Folder:
         if self.first in (None, rank) or not (raised := error_in(out.text)):
             return out
         raised = _SOURCE.sub("", raised)
-        short = raised if len(raised) <= _LINE_MAX else f"{raised[:_LINE_MAX]}..."
+        short = textwrap.shorten(raised, _LINE_MAX, placeholder=" ...")
         return f"rank {rank} failed after rank {self.first}: {short}; full text: {self._log_of(rank, stream)}"
 
 

@@ -42,6 +42,7 @@ class Options(msgspec.Struct, kw_only=True):
     """The options of `argosy run`, as click parsed them."""
 
     ranks: str | None = None
+    spare_gpus: int = 0
     alone: bool = False
     hosts: int | None = None
     engine: str | None = None
@@ -133,6 +134,7 @@ def make_launch(
     """Put the launch together."""
     directory, name = choose_directory(options, target)
     per_host = prod(dims.values()) // (options.hosts or 1)
+    devices, spare_devices = one_per_rank(options.ranks, per_host, options.spare_gpus, list_accelerators(environment))
     return build_launch(
         environment,
         name=name,
@@ -152,9 +154,8 @@ def make_launch(
         master_addr=options.master_addr,
         master_port=options.master_port,
         role=options.role,
-        devices=visible_devices(per_host, environment)
-        if options.virtual_local_rank
-        else one_per_rank(options.ranks, per_host, list_accelerators(environment)),
+        devices=visible_devices(per_host, environment) if options.virtual_local_rank else devices,
+        spare_devices=spare_devices,
         one_file=is_one_stream(options, prod(dims.values())),
         logs=str(Path(options.log_dir).absolute()) if options.log_dir else "",
         fresh=options.directory is None and options.name is None,
@@ -210,8 +211,8 @@ def parse_dims(options: Options, nodes: int = 1) -> dict[str, int]:
         if len(dims) < len(pairs) or "" in dims:
             raise ConfigError(f"each dimension of --mesh needs a name of its own: {options.mesh!r}")
     else:
-        accelerators = list_accelerators(os.environ)
-        dims = {"rank": nodes * count_ranks(options.ranks or "1", accelerators, len(os.sched_getaffinity(0)))}
+        ranks, accelerators = options.ranks or "1", list_accelerators(os.environ)
+        dims = {"rank": nodes * count_ranks(ranks, accelerators, len(os.sched_getaffinity(0)), options.spare_gpus)}
     check_ranks(dims)
     if prod(dims.values()) % nodes:
         raise ConfigError(f"{prod(dims.values())} ranks cannot be the same number on each of {nodes} hosts")

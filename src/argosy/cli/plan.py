@@ -1,9 +1,17 @@
 """`argosy plan`: which recipe trains a model fastest on given chips, predicted on this machine."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from argosy.cli.tables import print_json, print_table
 from argosy.core import ConfigError
+
+if TYPE_CHECKING:
+    from argosy.cost import Chip, Prediction
+    from argosy.sim import GoodputRange
+
+HEADINGS = ["RECIPE", "STEP", "80% INTERVAL", "MFU", "GOODPUT", "MEMORY", "PRICES"]
 
 
 @click.command(short_help="Predict how fast a model trains on given chips, and rank the recipes.")
@@ -12,6 +20,9 @@ from argosy.core import ConfigError
 @click.option("--rows", type=int, help="Rows of a batch over all chips. Default: one per chip.")
 @click.option("--recipe", "texts", multiple=True, help="Only this recipe, as in 'fsdp=8 micro=2'. May be repeated.")
 @click.option("--top", type=int, default=10, show_default=True, help="How many recipes to show.")
+@click.option(
+    "--mtbf-days", type=float, default=264.0, show_default=True, help="Between failures of one host, for the goodput."
+)
 @click.option("--score", "scored", metavar="FILE", help="Score the price model on measured steps instead.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def command(
@@ -20,6 +31,7 @@ def command(
     rows: int | None,
     texts: tuple[str, ...],
     top: int,
+    mtbf_days: float,
     scored: str | None,
     as_json: bool,
 ) -> None:
@@ -41,8 +53,9 @@ def command(
         if recipe.world != count:
             raise ConfigError(f"the recipe is for {recipe.world} ranks, the chips are {count}: {recipe}")
     good, refused = plan(Planner(load_training(target)), count, chip, rows or count, recipes or None)
+    goodputs = [goodput_of(each, count, chip, mtbf_days) for each in good[:top]]
     if as_json:
-        print_json({"recipes": good, "refused": refused, "note": NO_GPU})
+        print_json({"recipes": good, "goodput": goodputs, "refused": refused, "note": NO_GPU})
         return
     table = [
         [
@@ -50,19 +63,30 @@ def command(
             f"{each.step_s:.3g} s",
             f"{each.low_s:.3g}-{each.high_s:.3g}",
             f"{each.mfu:.0%}",
+            f"{goodput.median:.0%} ({goodput.low:.0%}-{goodput.high:.0%})",
             f"{each.memory_bytes / 1e9:.1f} GB",
             ", ".join(f"{share:.0%} {tier}" for tier, share in each.tiers.items() if share >= 0.005),
         ]
-        for each in good[:top]
+        for each, goodput in zip(good, goodputs, strict=False)
     ]
     if table:
-        print_table(["RECIPE", "STEP", "80% INTERVAL", "MFU", "MEMORY", "PRICES"], table, right=[1, 2, 3, 4])
+        print_table(HEADINGS, table, right=[1, 2, 3, 4, 5])
     print(f"{len(good)} recipes fit, {len(refused)} were refused" + (", for example:" if refused else ""))
     reasons: dict[str, str] = {}
     for each in refused:
         reasons.setdefault(each.reason.partition(":")[0], f"  {each.recipe}: {each.reason}")
     print("\n".join(list(reasons.values())[:5]), end="\n" if reasons else "")
+    print(f"goodput: a host fails every {mtbf_days:g} days (a guess: --mtbf-days); `argosy sim goodput` has the rest")
     print(f"note: {NO_GPU}")
+
+
+def goodput_of(found: "Prediction", chips: int, chip: "Chip", mtbf_days: float) -> "GoodputRange":
+    """The goodput of a month with this step time, with the usual costs of saving and restarting."""
+    from argosy.sim import Fleet, sample_goodput
+
+    host = next((link.ranks for link in chip.links if link.ranks), 1)
+    fleet = Fleet(hosts=max(1, chips // host), spares=2, step_s=found.step_s, mtbf_host_days=mtbf_days)
+    return sample_goodput(fleet, seeds=10)
 
 
 def print_score(path: str, *, as_json: bool) -> None:

@@ -30,7 +30,10 @@ OF_TORCHRUN = frozenset(
     "--nproc-per-node",
     "ranks",
     metavar="N",
-    help="Ranks; `cpu` or `auto`: one per core. Default: one process, as python runs it.",
+    help="Ranks; `gpu`: one per GPU; `cpu`: one per core; `auto`: either. Default: one process, as python runs it.",
+)
+@click.option(
+    "--spare-gpus", type=click.IntRange(0), default=0, help="With -n gpu: GPUs kept free, for one that fails."
 )
 @click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
 @click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, ray, local:K, ssh:HOST,HOST.")

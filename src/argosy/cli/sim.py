@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argosy.cli.sim_control import command as control
 from argosy.cli.tables import print_json, print_table
 from argosy.core import ConfigError
 
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from argosy.sim import PipelineWorld
 
 
-@click.group(short_help="Simulate a training step on given chips, or the goodput of a long run.")
+@click.group(short_help="Simulate a training step, the goodput of a long run, or thousands of hosts.")
 def command() -> None:
-    """Simulate a training step on given chips, without one at hand."""
+    """Simulate a training step on given chips, the goodput of a long run, or a run on thousands of hosts."""
+
+
+command.add_command(control)
 
 
 @command.command()

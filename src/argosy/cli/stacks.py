@@ -26,6 +26,6 @@ def command(run: str, ranks: str | None, native: bool, as_json: bool) -> None:
     for group in answer.stacks:
         plural = "s" if len(group.ranks) > 1 else ""
         print(f"rank{plural} {format_ranks(group.ranks)} at {group.place or 'an unknown place'}")
-        print(group.text)
+        print(f"{group.text.rstrip()}\n")
     for note in answer.notes:
         print(note)

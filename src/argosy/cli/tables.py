@@ -33,7 +33,7 @@ def print_table(
             table.add_column(name, justify="right" if column in right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell, STYLES.get(cell.partition(" ")[0], "")) for cell in row))
-        Console(highlight=False).print(Padding(table, (0, 0, 0, indent)))
+        Console(highlight=False).print(Padding(table, (0, 0, 0, indent), expand=False))
         return
     lines = [header, *rows] if header else rows
     columns = [

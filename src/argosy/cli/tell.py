@@ -18,8 +18,8 @@ class Teller:
     def lines(self, fact: facts.AnyFact) -> list[str]:
         """What to say now that `fact` is known."""
         match fact:
-            case facts.RankExited(rank=rank, status=status, oom=oom):
-                self._exited[rank] = f"rank {rank.index} failed: {oom or status}"
+            case facts.RankExited(rank=rank, status=status, oom=oom, device=device):
+                self._exited[rank] = f"rank {rank.index} failed: {device or oom or status}"
                 return []
             case facts.Restarting(failed=failed, cause=cause):
                 self._waiting[failed] = restart_line(fact), self._exited.get(failed, cause)
@@ -63,7 +63,7 @@ def line(fact: facts.AnyFact, size: int) -> str:
             return f"hung for {lasted_s:.0f} s, then resumed"
         case facts.StopAsked(by=by) if size > 1:
             return f"stopping: {by}"
-        case facts.HostLost():
+        case facts.HostLost() | facts.DeviceExcluded():
             return fact.text
         case facts.DiskTrouble(what=what):
             return what

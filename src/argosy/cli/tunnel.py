@@ -21,16 +21,14 @@ def run_tunnel(message: OpenTunnel, put: Callable[[int, bytes], None], *, stdin:
     link = reach_agent()
     try:
         link.send(message)
-        may_send = True
-        if not stdin:
-            link.send(TunnelData(0, b""))
+        may_send = ended = False  # What is read here would be lost if there is nobody to take it.
         while True:
             sources = [link.fileno(), *([0] if stdin and may_send else [])]
             ready = [link.fileno()] if link.has_messages else select.select(sources, [], [])[0]
             if 0 in ready:
                 data = os.read(0, PIECE)
                 link.send(TunnelData(0, data))
-                stdin, may_send = bool(data), False
+                stdin, may_send, ended = bool(data), False, not data
             if link.fileno() not in ready:
                 continue
             for answer, _ in link.receive():
@@ -40,6 +38,9 @@ def run_tunnel(message: OpenTunnel, put: Callable[[int, bytes], None], *, stdin:
                         link.send(TunnelTook(stream))
                     case TunnelTook():
                         may_send = True
+                        if not stdin and not ended:
+                            ended = True
+                            link.send(TunnelData(0, b""))
                     case TunnelClosed(code, reason):
                         if reason:
                             raise ConfigError(reason)

@@ -4,7 +4,7 @@ Importing this room registers the backend `argosy` with torch.distributed.
 """
 
 from argosy.collective.agent_store import open_agent_store
-from argosy.collective.backend import joining, register
+from argosy.collective.backend import joining, meet_when_needed, register
 from argosy.collective.group import Group
 from argosy.collective.guard import Guard, guard
 from argosy.collective.latch import Latch
@@ -23,6 +23,7 @@ __all__ = [
     "Superseded",
     "guard",
     "joining",
+    "meet_when_needed",
     "open_agent_store",
     "register",
 ]

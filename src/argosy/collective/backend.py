@@ -2,7 +2,7 @@
 
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -39,3 +39,8 @@ def joining() -> Generator[None]:
         yield
     finally:
         registry.state.joining = False
+
+
+def meet_when_needed(meet: Callable[[], None] | None) -> None:
+    """Have groups that are joining call `meet`, which forms them, before their first operation; None: none does."""
+    registry.state.meet = meet

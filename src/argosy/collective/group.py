@@ -1,7 +1,7 @@
 """The process group: torch's methods, three states, and a transport that re-forming replaces.
 
-G1  A joining group answers every operation locally. A live one exchanges with its peers. A lost one raises its loss,
-    or, while a latch says so, answers locally.
+G1  A joining group answers every operation locally, or meets its peers at its first one. A live one exchanges with
+    them. A lost one raises its loss, or, while a latch says so, answers locally.
 G2  The operations of a group run in the order of their issue, on one thread. A synchronous one runs in the caller's
     thread if nothing is queued.
 G3  Re-forming replaces the transport; object, name, rank and size stay.
@@ -194,15 +194,8 @@ class Group(dist.ProcessGroup):
     def _form(self, generation: int, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
         (rank, size), layout, name = self._place, bucket_layout(self._models or []), self._name or "default"
         room = ROOM_BYTES - sum(group.memory() for group in registry.groups() if group is not self)
-        meeting = Meeting(
-            name=name,
-            rank=rank,
-            size=size,
-            generation=generation,
-            layout=layout,
-            room=max(0, room),
-            gloo=wants_gloo(),
-        )
+        gloo, room = wants_gloo(), max(0, room)
+        meeting = Meeting(name=name, rank=rank, size=size, generation=generation, layout=layout, room=room, gloo=gloo)
         old, transport = self._transport, Transport(self._store, meeting, self._timeout, self.backends)
         if old is not None:
             self.lose(PeerLost(f"generation {self.generation}", "it is being replaced"))
@@ -297,6 +290,8 @@ class Group(dist.ProcessGroup):
 
     def _answer_locally(self, plan: OperationPlan, work: Work) -> bool:
         """Finish without the peers, unless the group is live (G1)."""
+        if self.state == "joining" and registry.state.meet is not None:
+            registry.state.meet()
         if self.state == "live":
             return False
         latch = registry.state.latch

@@ -1,6 +1,6 @@
 """Watch a group that the user made himself, of Gloo or NCCL: name the rank that is missing, abort, re-form.
 
-The ranks of the group connect to each other beside it. Argosy takes no part in its operations.
+The ranks also connect to each other directly. Argosy takes no part in its operations.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateImportUsage=false
 

@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -28,6 +28,8 @@ class _State:
     latch: "Latch | None" = None
     joining = False
     """Whether new groups begin in the state "joining"."""
+    meet: Callable[[], None] | None = None
+    """Forms the groups that are joining, when one of them is first used; None: they answer locally."""
 
 
 state = _State()

@@ -7,7 +7,9 @@ from argosy._lazy import lazy
 if TYPE_CHECKING:
     from argosy.control import facts as facts
     from argosy.control import node as node
+    from argosy.control.device_faults import DeviceFault as DeviceFault
     from argosy.control.facts import AnyFact as AnyFact
+    from argosy.control.facts import DeviceExcluded as DeviceExcluded
     from argosy.control.facts import DiskTrouble as DiskTrouble
     from argosy.control.facts import GaveUp as GaveUp
     from argosy.control.facts import HangEnded as HangEnded
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from argosy.control.facts import RankStarted as RankStarted
     from argosy.control.facts import Restarting as Restarting
     from argosy.control.facts import StopAsked as StopAsked
+    from argosy.control.hang_suspect import Culprit as Culprit
+    from argosy.control.hang_suspect import CulpritKind as CulpritKind
+    from argosy.control.hang_suspect import GroupView as GroupView
+    from argosy.control.hang_suspect import HangPolicy as HangPolicy
+    from argosy.control.hang_suspect import Healthy as Healthy
+    from argosy.control.hang_suspect import RankView as RankView
+    from argosy.control.hang_suspect import Suspect as Suspect
+    from argosy.control.hang_suspect import Wait as Wait
+    from argosy.control.hang_suspect import decide_hang as decide_hang
+    from argosy.control.hang_suspect import decide_hang_end as decide_hang_end
     from argosy.control.host_events import AskKernel as AskKernel
     from argosy.control.host_events import ChildEnded as ChildEnded
     from argosy.control.host_events import ChildForked as ChildForked
@@ -56,12 +68,18 @@ if TYPE_CHECKING:
     from argosy.control.host_events import ZygoteSpawned as ZygoteSpawned
     from argosy.control.host_state import LocalRank as LocalRank
     from argosy.control.host_state import LocalZygote as LocalZygote
+    from argosy.control.launch import DYNAMO as DYNAMO
+    from argosy.control.launch import OF_TORCH as OF_TORCH
+    from argosy.control.launch import TORCH as TORCH
     from argosy.control.launch import Launch as Launch
     from argosy.control.launch import arguments as arguments
     from argosy.control.launch import command as command
     from argosy.control.launch import imports_id as imports_id
     from argosy.control.launch import rank_defaults as rank_defaults
     from argosy.control.launch import rank_variables as rank_variables
+    from argosy.control.liveness import ABANDONED_S as ABANDONED_S
+    from argosy.control.liveness import HostSilence as HostSilence
+    from argosy.control.liveness import silence_of_returning as silence_of_returning
     from argosy.control.messages import AcceptRun as AcceptRun
     from argosy.control.messages import ClearRun as ClearRun
     from argosy.control.messages import Order as Order
@@ -86,10 +104,12 @@ if TYPE_CHECKING:
     from argosy.control.node import ShutDown as ShutDown
     from argosy.control.node import recover as recover
     from argosy.control.node import recovered as recovered
+    from argosy.control.restart import AGENT_DEATHS_MAX as AGENT_DEATHS_MAX
     from argosy.control.restart import Budget as Budget
     from argosy.control.restart import Failure as Failure
     from argosy.control.restart import Restart as Restart
     from argosy.control.restart import RestartAfter as RestartAfter
+    from argosy.control.restart import agent_delay_s as agent_delay_s
     from argosy.control.restart import charge as charge
     from argosy.control.restart import decide_restart as decide_restart
     from argosy.control.restart import parse_restart as parse_restart
@@ -99,7 +119,6 @@ if TYPE_CHECKING:
     from argosy.control.run_events import EvidenceTaken as EvidenceTaken
     from argosy.control.run_events import Finish as Finish
     from argosy.control.run_events import HostGone as HostGone
-    from argosy.control.run_events import HostSilent as HostSilent
     from argosy.control.run_events import Hung as Hung
     from argosy.control.run_events import Record as Record
     from argosy.control.run_events import RunEvent as RunEvent
@@ -109,5 +128,8 @@ if TYPE_CHECKING:
     from argosy.control.run_events import WakeAt as WakeAt
     from argosy.control.run_state import RunState as RunState
     from argosy.control.run_state import Slot as Slot
+    from argosy.control.spares import QUIET_S as QUIET_S
+    from argosy.control.spares import SpareWish as SpareWish
+    from argosy.control.spares import decide_spares as decide_spares
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

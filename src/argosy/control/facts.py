@@ -40,6 +40,8 @@ class RankExited(Fact, frozen=True, kw_only=True):
     oom: str = ""
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
+    device: str = ""
+    """That its device failed, and how."""
 
 
 class RankPaused(Fact, frozen=True, kw_only=True):
@@ -66,6 +68,21 @@ class HostLost(Fact, frozen=True, kw_only=True):
         which = f"rank{'s' * (len(self.ranks) > 1)} {format_ranks(self.ranks)}"
         where = f"to be replaced on {self.spare}" if self.spare else "with no spare host to replace them"
         return f"host {self.host} lost: {self.reason}; it had {which}, {where}"
+
+
+class DeviceExcluded(Fact, frozen=True, kw_only=True):
+    """A device is not used again in this launch. The rank that had it gets the device `spare`."""
+
+    rank: int
+    host: str
+    device: str
+    spare: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"{self.reason} ({self.host}); rank {self.rank} continues on device {self.spare}"
 
 
 class Restarting(Fact, frozen=True, kw_only=True):
@@ -140,6 +157,7 @@ AnyFact = (
     | RankExited
     | RankPaused
     | HostLost
+    | DeviceExcluded
     | Restarting
     | GaveUp
     | HangSeen

@@ -192,12 +192,12 @@ def _obey(state: HostState, name: str, order: Order, now: float, out: Effects) -
             run.listening, before, run.store = generation, run.store, None
             after = None if before is None else before.process
             out.append(ListenFor(name, generation, run.launch.master_port, after))
-        case StartRanks(view, ranks, port, address):
+        case StartRanks(view, ranks, port, address, devices):
             run.view = view
             for rank in ranks:
                 known = run.ranks.get(rank.index)
                 if known is None or known.rank.generation < rank.generation:
-                    run.ranks[rank.index] = LocalRank(rank, port, address)
+                    run.ranks[rank.index] = LocalRank(rank, port, address, devices.get(rank.index, ""))
             _start_those(state, name, [run.ranks[rank.index] for rank in ranks], now, out)
         case SignalRanks(ranks, number):
             for local in _those(run, ranks):
@@ -243,8 +243,9 @@ def _start_those(state: HostState, name: str, ranks: Iterable[LocalRank], now: f
         return
     for local in waiting:
         local.phase = "asked"
-    first = waiting[0]
-    out.append(ForkRanks(run.key, name, tuple(local.rank for local in waiting), first.port, run.view, first.address))
+    first, chosen = waiting[0], tuple(local.rank for local in waiting)
+    devices = {local.rank.index: local.device for local in waiting if local.device}
+    out.append(ForkRanks(run.key, name, chosen, first.port, run.view, first.address, devices))
 
 
 def _ask_again(state: HostState, key: str, process: ProcessId | None) -> None:
@@ -330,7 +331,7 @@ def _child(
                 _ended(event.run, local, Exited(local.rank, WaitStatus(code=127)), out)
         case ChildEnded(status=status):
             lived_s = now - local.started_at if local.process is not None else 0.0
-            exited = Exited(local.rank, status, lived_s, event.oom, event.cpu_s, event.max_rss_bytes)
+            exited = Exited(local.rank, status, lived_s, event.oom, event.cpu_s, event.max_rss_bytes, event.device)
             _ended(event.run, local, exited, out)
         case ChildSilent():
             local.dead_at = now

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from argosy.control.device_faults import DeviceFault
 from argosy.control.messages import Order, Report
 from argosy.core import ProcessId, RankId, WaitStatus
 
@@ -90,6 +91,7 @@ class ChildEnded(msgspec.Struct, frozen=True, tag=True):
     oom: str = ""
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
+    device: DeviceFault | None = None
 
 
 class ChildSilent(msgspec.Struct, frozen=True, tag=True):
@@ -239,6 +241,7 @@ class ForkRanks(msgspec.Struct, frozen=True, tag=True):
     port: int
     view: int
     address: str = ""
+    devices: dict[int, str] = {}
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,8 @@ class LocalRank(msgspec.Struct):
     port: int
     address: str = ""
     """Of the host that has the store; empty: as the launch says."""
+    device: str = ""
+    """The only one that it sees, if that is not the one of the launch."""
     phase: Literal["waiting", "asked", "running", "ended"] = "waiting"
     """waiting: for its zygote; asked: somebody was told to start it; running: its process exists."""
     process: ProcessId | None = None

@@ -5,6 +5,7 @@ A run sends `Order`s to a host, a host answers with `Report`s. `node.py` deliver
 
 import msgspec
 
+from argosy.control.device_faults import DeviceFault
 from argosy.control.launch import Launch
 from argosy.core import RankId, WaitStatus
 
@@ -34,6 +35,8 @@ class StartRanks(msgspec.Struct, frozen=True, tag=True):
     port: int
     address: str = ""
     """Of the store's host; empty: as the launch says."""
+    devices: dict[int, str] = {}
+    """The devices of the ranks, by index, that have another one than the launch says."""
 
 
 class SignalRanks(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +110,8 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """Why it is taken to have run out of memory; empty if it did not."""
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
+    device: DeviceFault | None = None
+    """What the kernel's log says of the rank's device."""
 
 
 class Cleared(msgspec.Struct, frozen=True, tag=True):

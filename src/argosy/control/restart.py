@@ -10,9 +10,10 @@ R3  At most `per_hour` restarts happen within an hour. In a managed run, a rank 
 R4  The delay before a restart doubles with every failure in a row, up to `backoff_max_s`.
 R5  Ranks of one generation that are lost within `AT_ONCE_S` share a cause: R1 to R4 count them once.
 R6  In a managed run, a rank that fails by itself gets `OWN_MAX` attempts in a row.
+R7  An agent is replaced at once. After `AGENT_DEATHS_MAX` deaths within a minute, it is replaced after a delay.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,8 +21,11 @@ from argosy.control.policies import POLICIES
 from argosy.core import ConfigError
 
 _HOUR_S = 3600.0
+_MINUTE_S = 60.0
 AT_ONCE_S = 1.0
 OWN_MAX = 3
+AGENT_DEATHS_MAX = 5
+AGENT_DELAY_S = 2.0
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +170,12 @@ def decide_restart(restart: Restart, budget: Budget, dims: Mapping[str, int]) ->
     first_delay_s = restart.backoff_s if in_a_row < 2 else max(restart.backoff_s, 0.5)
     delay_s = min(first_delay_s * 2.0 ** max(0, in_a_row - 2), restart.backoff_max_s)  # R4
     return RestartAfter(ranks, delay_s)
+
+
+def agent_delay_s(deaths: Sequence[float], now: float) -> float:
+    """How long to wait before the next agent is started; `deaths` is when earlier ones died (R7)."""
+    recent = sum(now - at < _MINUTE_S for at in deaths)
+    return 0.0 if recent < AGENT_DEATHS_MAX else AGENT_DELAY_S
 
 
 def parse_restart(text: str, max_restarts: int | None) -> Restart:

@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable, Iterable
 
 from argosy.control import facts
+from argosy.control.device_faults import DeviceFault, devices_given, explain_fault, replace_device
 from argosy.control.launch import Launch
 from argosy.control.messages import (
     AcceptRun,
@@ -55,7 +56,7 @@ from argosy.control.run_events import (
     ToHost,
     WakeAt,
 )
-from argosy.control.run_state import MANAGED, REPLACE, RunState, Slot, Takedown
+from argosy.control.run_state import DEVICE_FAILED, MANAGED, REPLACE, RunState, Slot, Takedown
 from argosy.core import RankId, WaitStatus, format_ranks, host_label
 
 Effects = list[RunEffect]
@@ -198,22 +199,25 @@ def _exited(state: RunState, event: Exited, now: float, out: Effects) -> None:
     slot = state.slots[index]
     if event.rank.generation != slot.generation or not slot.alive:
         return  # P5
-    out.append(Record(_exit_fact(state, event, now)))
+    fault, device = explain_fault(state.launch, state.devices, index, slot.host, event.device)
+    if slot.asked or status.ok or not (event.device or slot.flags & DEVICE_FAILED):
+        fault, device = None, ""
+    out.append(Record(_exit_fact(state, event, now, device)))
     state.leave(index, status)
     if slot.takedown:
         _advance(state, state.takedowns[slot.takedown], now, out)
     elif not status.ok:
-        own = (status.code is not None or status.signal in CRASHES) and not slot.flags & REPLACE
+        own = (status.code is not None or status.signal in CRASHES) and not (slot.flags & REPLACE or fault)
         if state.managed:  # A rank that ends itself after its first step, time and again, makes no progress.
             moved = slot.moved and not (own and slot.flags & MANAGED and slot.steps < 2)
         else:  # Progress of any rank that was started together with it counts.
             moved = event.lived_s > STEADY_S or state.moved.get(slot.generation, 0) > 0
-        cause = f"rank {index}: {event.oom or status}"
+        cause = f"rank {index}: {device or event.oom or status}"
         failure = _failure(state, index, cause, now, progressed=moved, own=own)
-        _failed(state, failure, status.shell_code, out)
+        _failed(state, failure, status.shell_code, out, fault=fault)
 
 
-def _exit_fact(state: RunState, event: Exited, now: float) -> facts.RankExited:
+def _exit_fact(state: RunState, event: Exited, now: float, device: str = "") -> facts.RankExited:
     slot = state.slots[event.rank.index]
     return facts.RankExited(
         at=now,
@@ -224,6 +228,7 @@ def _exit_fact(state: RunState, event: Exited, now: float) -> facts.RankExited:
         oom=event.oom,
         cpu_s=event.cpu_s,
         max_rss_bytes=event.max_rss_bytes,
+        device=device,
     )
 
 
@@ -294,7 +299,14 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
 # --- failures and stops
 
 
-def _failed(state: RunState, failure: Failure, code: int, out: Effects, lost: Iterable[int] = ()) -> None:
+def _failed(
+    state: RunState,
+    failure: Failure,
+    code: int,
+    out: Effects,
+    lost: Iterable[int] = (),
+    fault: DeviceFault | None = None,
+) -> None:
     """Restart what the policy says and what was `lost` together with the failed rank, or end the run with `code`."""
     index, now = failure.index, failure.at
     if state.final or state.slots[index].takedown:
@@ -303,17 +315,22 @@ def _failed(state: RunState, failure: Failure, code: int, out: Effects, lost: It
     decision = decide_restart(state.launch.restart, state.budget, state.launch.dims)
     failed, cause = state.rank(index), failure.cause
     state.owed[index] = (failed, cause)
-    if isinstance(decision, RestartAfter) and any(state.slots[each].host in state.lost for each in decision.ranks):
+    ranks, note = {*(decision.ranks if isinstance(decision, RestartAfter) else ()), *lost}, ""
+    if state.grouped and not failure.managed and len(ranks) < len(state.slots):
+        ranks, note = set(range(len(state.slots))), "torch's own process group cannot take one rank back"
+    if isinstance(decision, RestartAfter) and any(state.slots[each].host in state.lost for each in ranks):
         decision = GiveUp("a host is lost and there is no spare host")
+    if fault is not None and isinstance(decision, RestartAfter):
+        given = replace_device(state.launch, state.devices, index, state.slots[index].host, fault, now)
+        if isinstance(given, GiveUp):
+            decision = given
+        elif given is not None:
+            out.append(Record(given))
     if isinstance(decision, GiveUp):
         if state.launch.restart.policy not in ("auto", "never") or failure.managed:
             out.append(Record(facts.GaveUp(at=now, reason=decision.reason, failed=failed)))
         takedown = _everyone(state, cause, code)
     else:
-        ranks, note = {*decision.ranks, *lost}, ""
-        if state.grouped and not failure.managed and len(ranks) < len(state.slots):
-            ranks = set(range(len(state.slots)))
-            note = "torch's own process group cannot take one rank back"
         fact = facts.Restarting(
             at=now,
             ranks=sorted(ranks),
@@ -445,7 +462,8 @@ def _start(state: RunState, indices: Iterable[int], out: Effects) -> None:
     for index in sorted(indices):
         ranks[state.slots[index].host].append(state.rank(index))
     for host, chosen in ranks.items():
-        out.append(ToHost(host, StartRanks(state.view, tuple(chosen), state.port, state.address)))
+        devices = devices_given(state.devices, host, [rank.index for rank in chosen])
+        out.append(ToHost(host, StartRanks(state.view, tuple(chosen), state.port, state.address, devices)))
 
 
 def _clear(state: RunState, code: int, reason: str, now: float, out: Effects) -> None:

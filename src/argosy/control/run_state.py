@@ -2,6 +2,7 @@
 
 import msgspec
 
+from argosy.control.device_faults import Devices
 from argosy.control.launch import Launch
 from argosy.control.restart import Budget
 from argosy.core import RankId, WaitStatus
@@ -9,6 +10,7 @@ from argosy.observe import Flag
 
 MANAGED, GROUPED = int(Flag.RUN_MANAGED), int(Flag.PROCESS_GROUP)
 NO_REPLACEMENT, SERVED, REPLACE = int(Flag.NO_REPLACEMENT), int(Flag.SERVED), int(Flag.REPLACE)
+DEVICE_FAILED = int(Flag.DEVICE_FAILED)
 
 
 class Slot(msgspec.Struct):
@@ -91,6 +93,7 @@ class RunState(msgspec.Struct, kw_only=True):
     final: int = 0
     """The number of the takedown that ends the run, or 0."""
     budget: Budget = Budget()
+    devices: Devices = msgspec.field(default_factory=Devices)
     owed: dict[int, tuple[RankId, str]] = {}
     """Evidence that is being taken, by the index of the rank that failed: its rank and the cause."""
     lease_until: float | None = None

@@ -20,14 +20,12 @@ from argosy.control.host_events import (
     ZygoteLost,
 )
 from argosy.control.host_state import HostState, LocalRun, LocalZygote
-from argosy.control.launch import imports_id
+from argosy.control.launch import OF_TORCH, TORCH, imports_id
 
 WARM_MAX = 4
 TRIES_MAX = 4
 RETURN_S = 2.0
 """How long zygotes of an earlier agent have to connect."""
-TORCH = ("torch", "torch.distributed", "torch.profiler")
-OF_TORCH = frozenset((*TORCH, "torch._dynamo"))
 
 
 def without(entries: Sequence[str], left_out: Collection[str]) -> tuple[str, ...]:

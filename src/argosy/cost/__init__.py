@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from argosy.cost.pipeline import interleaved as interleaved
     from argosy.cost.pipeline import one_f_one_b as one_f_one_b
     from argosy.cost.pipeline import pipeline_time as pipeline_time
+    from argosy.cost.prediction import INTERVAL as INTERVAL
     from argosy.cost.prediction import NO_GPU as NO_GPU
     from argosy.cost.prediction import Pieces as Pieces
     from argosy.cost.prediction import Prediction as Prediction
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from argosy.cost.prediction import pieces as pieces
     from argosy.cost.prediction import predict as predict
     from argosy.cost.prediction import tasks_of as tasks_of
+    from argosy.cost.price import SPREAD as SPREAD
     from argosy.cost.price import hop_time as hop_time
     from argosy.cost.price import price_collective as price_collective
     from argosy.cost.price import price_op as price_op

@@ -29,18 +29,23 @@ def rename_groups(graph: fx.Graph, old: Mapping[str, str], new: Mapping[str, str
 
 def in_fp64(step: StepGraph) -> StepGraph:
     """A copy that computes in fp64 where the step computes in fp32, also inside what it allocates and casts."""
+    copied = step.copy()
+    widen(copied.graph)
+    return copied
+
+
+def widen(graph: fx.Graph) -> None:
+    """Let the operations of a graph allocate and cast to fp64 where they name fp32."""
 
     def wide(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(wide(each) for each in value)
         return torch.float64 if value is torch.float32 else value
 
-    copied = step.copy()
-    for node in copied.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function":
             node.args = wide(node.args)
             node.kwargs = {name: wide(value) for name, value in node.kwargs.items()}
-    return copied
 
 
 @contextmanager

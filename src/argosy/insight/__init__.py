@@ -9,9 +9,15 @@ from argosy._lazy import lazy
 
 if TYPE_CHECKING:
     from argosy.insight.compare import Comparison as Comparison
+    from argosy.insight.compare import Forecast as Forecast
     from argosy.insight.compare import compare_runs as compare_runs
+    from argosy.insight.exports import export_run as export_run
+    from argosy.insight.exports import send_otlp as send_otlp
+    from argosy.insight.live_trace import trace_ranks as trace_ranks
     from argosy.insight.opened import OpenedRun as OpenedRun
     from argosy.insight.opened import open_run as open_run
+    from argosy.insight.prometheus import Endpoint as Endpoint
+    from argosy.insight.prometheus import metrics_text as metrics_text
     from argosy.insight.speed_text import speed_lines as speed_lines
     from argosy.insight.trace_report import report_trace as report_trace
     from argosy.insight.trace_report import trace_lines as trace_lines

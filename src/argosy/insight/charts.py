@@ -1,6 +1,7 @@
 """Charts as SVG text and PNG data, without a script: a page with them needs no other file. Pure."""
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ from argosy.insight.lanes import Class
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 220, 64, 28
 POINTS_MAX = 800
-ANCHORS = ("middle", "middle", "middle", "middle", "end")
-"""Of the five labels below a chart: the last one ends at its edge."""
+FEW_POINTS = 12
+"""So few are also drawn as dots: a line of one point cannot be seen."""
 COLOURS = {
     Class.COMPUTE: "#2f9e44",
     Class.COMM: "#1971c2",
@@ -26,11 +27,11 @@ COLOURS = {
     Class.COMPILE: "#6741d9",
     Class.GC: "#c2255c",
     Class.HOST: "#868e96",
-    Class.STARTUP: "#ced4da",
+    Class.STARTUP: "var(--startup)",
     Class.RESTART: "#e03131",
     Class.LOST: "#7f1d1d",
     Class.SPARE: "#adb5bd",
-    Class.IDLE: "#dee2e6",
+    Class.IDLE: "var(--idle)",
 }
 
 
@@ -41,6 +42,24 @@ def thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.flo
     parts = np.array_split(np.arange(len(x)), POINTS_MAX // 2)
     kept = sorted({int(part[pick]) for part in parts for pick in (y[part].argmin(), y[part].argmax())})
     return x[kept], y[kept]
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """About as many round numbers between two as are wanted."""
+    rough = (high - low) / wanted
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _x_labels(values: Sequence[float], begin: float, across: float, unit: str = "") -> list[str]:
+    found: list[str] = []
+    for value in values:
+        x = LEFT + (value - begin) * across
+        anchor = "end" if x > WIDTH - 40 else "middle"
+        found.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{value:.6g}{unit}</text>')
+    return found
 
 
 def line_chart(
@@ -59,14 +78,11 @@ def line_chart(
     across = (WIDTH - LEFT - 8) / (x1 - x0)
     up = (HEIGHT - BOTTOM - 10) / (y1 - y0)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
-    for part in range(5):
-        value = y0 + (y1 - y0) * part / 4
+    for value in ticks(y0, y1):
         y = HEIGHT - BOTTOM - (value - y0) * up
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - 8}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-        value = x0 + (x1 - x0) * part / 4
-        x = LEFT + (value - x0) * across
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{ANCHORS[part]}">{value:.4g}</text>')
+    parts += _x_labels(ticks(x0, x1, 8), x0, across)
     for at, text in marks:
         if x0 <= at <= x1:
             x = LEFT + (at - x0) * across
@@ -78,6 +94,9 @@ def line_chart(
             for a, b in zip(px.tolist(), py.tolist(), strict=True)
         )
         parts.append(f'<polyline class="s{number % 6}" points="{points}"><title>{escape(name)}</title></polyline>')
+        for point in points.split() if len(px) <= FEW_POINTS else ():
+            x, _, y = point.partition(",")
+            parts.append(f'<circle class="s{number % 6}" cx="{x}" cy="{y}" r="3"/>')
     legend = " ".join(f'<span class="key s{number % 6}">{escape(name)}</span>' for number, name in enumerate(finite))
     return f'{"".join(parts)}</svg><p class="legend">{legend} <span class="axis">over {escape(x_name)}</span></p>'
 
@@ -113,7 +132,7 @@ def stacked_band(edges: NDArray[np.float64], shares: NDArray[np.float64]) -> str
     """The shares of each class (columns) in each interval between edges (rows), as a band over time."""
     span = float(edges[-1] - edges[0]) or 1.0
     left = [LEFT + (WIDTH - LEFT - 8) * float(edge - edges[0]) / span for edge in edges]
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" shape-rendering="crispEdges">']
     for number in range(len(edges) - 1):
         y = float(HEIGHT - BOTTOM)
         for kind in COLOURS:
@@ -124,10 +143,7 @@ def stacked_band(edges: NDArray[np.float64], shares: NDArray[np.float64]) -> str
                     f'<rect x="{left[number]:.2f}" y="{y:.2f}" width="{left[number + 1] - left[number] + 0.3:.2f}" '
                     f'height="{tall:.2f}" fill="{COLOURS[kind]}"/>'
                 )
-    for part in range(5):
-        at = edges[0] + span * part / 4
-        x = LEFT + (WIDTH - LEFT - 8) * part / 4
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{ANCHORS[part]}">{at:.4g} s</text>')
+    parts += _x_labels(ticks(float(edges[0]), float(edges[-1]), 8), float(edges[0]), (WIDTH - LEFT - 8) / span, " s")
     return f"{''.join(parts)}</svg>"
 
 

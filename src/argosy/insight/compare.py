@@ -42,6 +42,26 @@ class GainRecord(msgspec.Struct, frozen=True):
     real: float
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """What a compiled step was predicted to take, before it ran, and what it took; seconds by class of operations."""
+
+    run: str
+    recipe: str
+    chip: str
+    step: tuple[float, float]
+    low: float
+    high: float
+    """The bounds of the predicted 80% interval of the step."""
+    classes: dict[str, tuple[float, float]]
+    peak_bytes: tuple[float, float]
+    """Beyond what is there between steps."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the step took what the interval said."""
+        return self.low <= self.step[1] <= self.high
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What differs between run A and run B."""
 
@@ -57,6 +77,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[GainRecord]
     new: list[str]
     """Kinds of verdicts that only B has."""
+    forecasts: list[Forecast] = []
+    """Of the runs that compiled their step with `argosy.compile`."""
 
 
 def compare_runs(a: OpenedRun, b: OpenedRun) -> Comparison:
@@ -75,7 +97,30 @@ def compare_runs(a: OpenedRun, b: OpenedRun) -> Comparison:
         scalars={name: (last[0][name], last[1][name]) for name in sorted({*last[0]} & {*last[1]})},
         gone=[GainRecord(kind, each.gain, real) for kind, each in verdicts[0].items() if kind not in verdicts[1]],
         new=[kind for kind in verdicts[1] if kind not in verdicts[0]],
+        forecasts=[each for run in (a, b) for each in run_forecasts(run)],
     )
+
+
+def run_forecasts(run: OpenedRun) -> list[Forecast]:
+    """Predictions that rank 0 recorded beside what happened, in the latest launch."""
+    found: list[Forecast] = []
+    for entry in run.data.launches[-1].journal if run.data.launches else ():
+        if entry["rank"] == 0 and entry.get("kind") == "prediction":
+            wanted, got = entry["predicted"], entry["measured"]
+            classes = {**wanted["classes"], **got.get("classes", {})}
+            found.append(
+                Forecast(
+                    run=run.name,
+                    recipe=entry["recipe"],
+                    chip=entry["chip"],
+                    step=(wanted["step_s"], got["step_s"]),
+                    low=wanted["low_s"],
+                    high=wanted["high_s"],
+                    classes={k: (wanted["classes"].get(k, 0.0), got.get("classes", {}).get(k, 0.0)) for k in classes},
+                    peak_bytes=(wanted["peak_bytes"], got.get("peak_bytes", 0.0)),
+                )
+            )
+    return found
 
 
 def step_time(before: NDArray[np.float64], after: NDArray[np.float64]) -> StepTime:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.insight.store import ProcessLife, ProcessRecords
-from argosy.observe import SpanKind
+from argosy.observe import DETAIL, STEP_CPU, STEP_DELAY, SpanKind
 
 Ints = NDArray[np.int64]
 
@@ -115,6 +115,11 @@ class Lane:
     """When steps were done, and how many then were."""
     first: int
     """When the first step began; `end` of the process if there was none."""
+    ran: Ints
+    """CPU time of the thread at each mark, since it began; and below, how long it had waited for a core."""
+    delayed: Ints
+    detail: Ints
+    """At each mark: collectives are recorded in every n-th step; 0: in all."""
     resumed: int
     """How many steps were done when this process began its first; `argosy.Run` marks what it took over before that."""
 
@@ -148,7 +153,18 @@ def read_lane(process: ProcessRecords, life: ProcessLife) -> Lane:
     first = _first_step(process, time[late], name[late], kind[late], end)
     resumed = int(marks[1][0]) - (0 if joined else 1) if len(marks[1]) else 0
     segments = _classify(spans, marks, first, life)
-    return Lane(segments, _waits(process, spans), issues, marks, first, resumed)
+    counts = [_counter(process, time, columns, each, marks[0]) for each in (STEP_CPU, STEP_DELAY, DETAIL)]
+    return Lane(segments, _waits(process, spans), issues, marks, first, *counts, resumed)
+
+
+def _counter(process: ProcessRecords, time: Ints, columns: Any, name: str, at: Ints) -> Ints:
+    """The value of a counter at these times; zeros if it was not recorded."""
+    chosen = np.isin(columns["name"], process.ids([name])) & (columns["kind"] == SpanKind.COUNT)
+    if not chosen.any():
+        return np.zeros(len(at), np.int64)
+    place = np.searchsorted(time[chosen], at, "right") - 1
+    values = columns["argument"][chosen].astype(np.int64)
+    return np.where(place >= 0, values[np.maximum(place, 0)], 0)
 
 
 def _unpack(argument: NDArray[Any]) -> dict[str, Ints]:

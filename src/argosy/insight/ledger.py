@@ -43,6 +43,12 @@ class Steps:
     lasted: Ints
     spent: "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
     """Nanoseconds by class."""
+    ran: Ints
+    """CPU time of the training thread."""
+    delayed: Ints
+    """How long it was ready to run and had no core."""
+    full: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+    """Whether its collectives were recorded: the cost of recording has a bound."""
 
 
 @dataclass(slots=True)
@@ -228,10 +234,14 @@ def _steps(lanes: Mapping[Process, Lane]) -> Steps:
         place = np.searchsorted(edges, part.begin[inside], "right") - 1
         spent = np.zeros((len(times), len(Class)), np.int64)
         np.add.at(spent, (place, part.kind[inside]), (part.end - part.begin)[inside])
-        found.append(
-            (np.full(int(forward.sum()), rank), done[forward], times[forward], np.diff(edges)[forward], spent[forward])
-        )
+        # Of the first step of a process nobody knows it: the counters began before.
+        ran, delayed = (np.diff(column, prepend=column[:1]) for column in (lane.ran, lane.delayed))
+        full = (done - 1) % np.maximum(lane.detail, 1) == 0
+        columns = (np.full(len(times), rank), done, times, np.diff(edges), spent, ran, delayed, full)
+        found.append(tuple(column[forward] for column in columns))
     if not found:
         nothing = np.zeros(0, np.int64)
-        return Steps(nothing, nothing, nothing, nothing, np.zeros((0, len(Class)), np.int64))
+        return Steps(
+            nothing, nothing, nothing, nothing, np.zeros((0, len(Class)), np.int64), nothing, nothing, nothing > 0
+        )
     return Steps(*(np.concatenate(column) for column in zip(*found, strict=True)))

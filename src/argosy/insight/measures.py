@@ -1,6 +1,9 @@
 """Numbers about the steady part of a run, from which verdicts are drawn. Pure.
 
-The first steps of each process are warm-up and do not count.
+M1  The first steps of each process are warm-up and do not count.
+    Nor do steps whose collectives were not recorded: their waiting would look like work.
+M2  Time in which a thread was ready to run and had no core is nobody's fault but the machine's: it belongs to no class,
+    and a rank that comes late because of it is no culprit. So a busy machine makes no verdict about the script.
 """
 
 from collections.abc import Mapping
@@ -23,7 +26,7 @@ SAMPLES_MIN = 3
 
 @dataclass(slots=True)
 class Measures:
-    """Shares are of the time of all ranks in steady steps."""
+    """Shares are of the time of all ranks in steady steps, without waiting for a core (M2)."""
 
     ranks: int
     steps: int
@@ -31,6 +34,8 @@ class Measures:
     step_s: float
     """Median time of a step."""
     share: dict[Class, float]
+    delayed: float
+    """Share of time that training threads waited for a core."""
     blame: dict[tuple[int, int], float]
     """Share of time spent waiting, by (culprit, cause)."""
     stall: dict[int, float]
@@ -88,18 +93,20 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
     for rank in np.unique(steps.rank).tolist():
         mine = np.flatnonzero(steps.rank == rank)
         if len(mine) > WARM_UP_STEPS:
-            steady[mine[WARM_UP_STEPS:]] = True
+            steady[mine[WARM_UP_STEPS:]] = steps.full[mine[WARM_UP_STEPS:]]
             since[rank] = int(steps.end[mine[WARM_UP_STEPS - 1]])
     counts = np.bincount(steps.rank[steady]) if steady.any() else np.zeros(1, int)
     if counts.max() < STEPS_MIN or np.ptp(steps.end[steady]) < STEADY_MIN_S * 1e9:
         return None
     total = int(steps.lasted[steady].sum())
-    spent = steps.spent[steady].sum(axis=0)
+    own = without_core_waits(steps)
+    spent = own[steady].sum(axis=0)
     until = {rank: int(steps.end[steps.rank == rank].max()) for rank in since}
     order = np.argsort(steps.end[steady])
     quarters = [float(np.median(part)) / 1e9 for part in np.array_split(steps.lasted[steady][order], 4)]
     operations = _operations(launch, since)
     blame, stall = _blame(ledger, since, total)
+    delayed = float(np.minimum(steps.delayed, steps.lasted)[steady].sum()) / total
     names = _span_totals(launch, since)
     done = int(steady.sum())
     return Measures(
@@ -107,6 +114,7 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         steps=int(counts.max()),
         step_s=float(np.median(steps.lasted[steady])) / 1e9,
         share={kind: float(spent[kind]) / total for kind in Class if spent[kind]},
+        delayed=delayed,
         blame=blame,
         stall=stall,
         optimizer_share=names.get("optimizer", (0, 0))[1] / total,
@@ -115,18 +123,31 @@ def measure(launch: LaunchData, ledger: LaunchLedger) -> Measures | None:
         compiles=names.get("compile", (0, 0))[0],
         collectives=len(operations) / done,
         collective_bytes=float(np.median(operations)) if len(operations) else 0.0,
-        excess=_excess(steps, steady),
+        excess=_excess(steps, steady, own),
         memory=_memory(launch.samples.get("rank"), since, until),
         threads=_threads(launch, since),
     )
 
 
-def _excess(steps: Steps, steady: NDArray[np.bool_]) -> dict[int, float]:
+def without_core_waits(steps: Steps) -> NDArray[np.float64]:
+    """Rows: steps; columns: time by class, without waits for a core. They lie in computation as far as that took longer
+    than the thread ran, and what remains in all that is no waiting for others."""
+    found = steps.spent.astype(np.float64)
+    delayed = steps.delayed.astype(np.float64)
+    computing = np.clip(found[:, Class.COMPUTE] - steps.ran, 0, np.where(steps.ran > 0, delayed, 0))
+    found[:, Class.COMPUTE] -= computing
+    busy = [kind for kind in Class if kind not in (Class.COMM, Class.PEER_WAIT)]
+    whole = found[:, busy].sum(axis=1)
+    found[:, busy] *= (1 - np.clip((delayed - computing) / np.maximum(whole, 1), 0, 1))[:, None]
+    return found
+
+
+def _excess(steps: Steps, steady: NDArray[np.bool_], spent: NDArray[np.float64]) -> dict[int, float]:
     numbers, column = np.unique(steps.step[steady], return_inverse=True)
     ranks, row = np.unique(steps.rank[steady], return_inverse=True)
     own = np.full((len(ranks), len(numbers)), np.nan)
-    waits = steps.spent[:, Class.PEER_WAIT] + steps.spent[:, Class.COMM]
-    own[row, column] = (steps.lasted - waits)[steady]
+    waits = spent[:, Class.PEER_WAIT] + spent[:, Class.COMM]
+    own[row, column] = (spent.sum(axis=1) - waits)[steady]
     whole = own[:, ~np.isnan(own).any(axis=0)]  # Steps that all ranks did.
     if len(ranks) < 2 or not whole.shape[1]:
         return {}
@@ -143,14 +164,29 @@ def _blame(
 ) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
     blame: dict[tuple[int, int], float] = {}
     stall: dict[int, float] = {}
+    steps = ledger.steps
+    done_by = zip(steps.rank.tolist(), steps.step.tolist(), strict=True)
+    delays = dict(zip(done_by, steps.delayed.tolist(), strict=True))
     for (rank, _), lane in ledger.lanes.items():
         part = lane.segments
         chosen = (part.kind == Class.PEER_WAIT) & (part.begin >= since.get(rank, 1 << 62))
+        waits = zip(
+            part.culprit[chosen].tolist(),
+            part.step[chosen].tolist(),
+            part.cause[chosen].tolist(),
+            (part.end - part.begin)[chosen].tolist(),
+            strict=True,
+        )
         longest: dict[int, float] = {}
-        for at in np.flatnonzero(chosen).tolist():
-            culprit, share = int(part.culprit[at]), float(part.end[at] - part.begin[at]) / total
-            key = culprit, int(part.cause[at])
-            blame[key] = blame.get(key, 0.0) + share
+        excused: dict[tuple[int, int], int] = {}
+        for culprit, done, cause, ns in waits:
+            step = culprit, done + 1
+            if step not in excused:  # How much longer than this rank the culprit waited for a core (M2).
+                excused[step] = max(0, delays.get(step, 0) - delays.get((rank, done + 1), 0))
+            late = min(ns, excused[step])
+            excused[step] -= late
+            share = (ns - late) / total
+            blame[culprit, cause] = blame.get((culprit, cause), 0.0) + share
             longest[culprit] = max(share, longest.get(culprit, 0.0))
         for culprit, share in longest.items():
             stall[culprit] = stall.get(culprit, 0.0) + share

@@ -32,6 +32,8 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     """What the numbers of one launch say."""
 
     mfu: float | None = None
+    hfu: float | None = None
+    """As `mfu`, with the operations as they run: what is computed again counts, what needs no gradient does not."""
     flops_per_step: float | None = None
     """Of one rank."""
     source: str = ""
@@ -40,6 +42,8 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     """Of all ranks."""
     parameters: int | None = None
+    memory: dict[str, int] = {}
+    """Bytes by role, of the rank that takes most; activations as counted on fake tensors."""
 
 
 def utilisation(launch: LaunchData, step_s: float, forwards_per_step: float, cpu_peak: float | None) -> Utilisation:
@@ -59,8 +63,18 @@ def utilisation(launch: LaunchData, step_s: float, forwards_per_step: float, cpu
     }
     peak, source = peak_of(model, cpu_peak)
     flops = None if counted is None else 3 * float(counted["forward"]) * forwards_per_step
+    executed = float((counted or {}).get("executed") or 0) * forwards_per_step
+    weighed = [entry for entry in launch.journal if entry.get("kind") == "memory"]
+    memory = {
+        name.removesuffix("_bytes"): max(int(each.get(name, 0)) for each in weighed)
+        for name in sorted({name for each in weighed for name in each if name.endswith("_bytes")})
+    }
+    if (counted or {}).get("activation_bytes"):
+        memory["activation"] = int((counted or {})["activation_bytes"])
     return Utilisation(
         mfu=None if flops is None or peak is None else flops / step_s / peak,
+        hfu=None if not executed or peak is None else executed / step_s / peak,
+        memory=memory,
         flops_per_step=flops,
         source=f"operations counted on fake tensors, {source}" if flops is not None else "",
         samples_per_s=rates["samples"] or None,

@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from argosy.core import ConfigError
+from argosy.insight.bandwidth import Bandwidth, bus_bandwidth
 from argosy.insight.disagreements import judge_collectives
 from argosy.insight.ledger import LaunchLedger, make_ledger
 from argosy.insight.measures import Measures, measure
 from argosy.insight.mfu import utilisation
-from argosy.insight.sql import Answer, query
+from argosy.insight.segments import Records, forget_damaged, records_of
+from argosy.insight.sql import Answer, parquet_writer, query
 from argosy.insight.store import RunData, load_run, metrics_folders
 from argosy.insight.tables import tables_of
 from argosy.insight.verdicts import Verdict, judge
@@ -34,6 +37,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all rank seconds spent on work that counts."""
     mfu: float | None = None
     mfu_source: str = ""
+    hfu: float | None = None
+    memory: dict[str, int] = {}
+    """Bytes by role."""
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     parameters: int | None = None
@@ -69,6 +75,11 @@ class OpenedRun:
     def tables(self) -> dict[str, Columns]:
         """What `sql` can ask for."""
         return tables_of(self.data, self.ledgers)
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """When each launch began, in ns since the epoch."""
+        return {launch.number: launch.begin for launch in self.data.launches}
 
     @property
     def has_steps(self) -> bool:
@@ -108,10 +119,16 @@ class OpenedRun:
             goodput=last.goodput,
             mfu=model.mfu,
             mfu_source=model.source,
+            hfu=model.hfu,
+            memory=model.memory,
             tokens_per_s=model.tokens_per_s,
             samples_per_s=model.samples_per_s,
             parameters=model.parameters,
         )
+
+    def bandwidth(self) -> list[Bandwidth]:
+        """How fast the collectives of the latest launch moved data."""
+        return bus_bandwidth(self.data.launches[-1], self.ledgers[-1]) if self.ledgers else []
 
     def start_facts(self) -> dict[str, Any]:
         """What the latest launch started with: command, code, packages, hardware."""
@@ -134,12 +151,33 @@ class OpenedRun:
         return np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.float64)
 
     def sql(self, text: str) -> Answer:
-        """Answer one SELECT about the run's tables.
+        """Answer one SELECT about the run's tables, and `records`: all that ranks recorded, up to now.
 
         Raises:
             ConfigError: DuckDB is missing, or the statement is refused or wrong.
         """
-        return query(self.tables, text)
+        if "records" not in text.lower():
+            return query(self.tables, text)
+        try:
+            return query(self.tables, text, self._records())
+        except ConfigError:
+            damaged = [forget_damaged(spans) for spans, _, _ in self._spans()]
+            if not any(damaged):
+                raise
+        return query(self.tables, text, self._records())
+
+    def _spans(self) -> list[tuple[Path, int, int]]:
+        """The files of all hosts, with the launch and the time by their own clock at which it began."""
+        return [
+            (folder / "spans", launch.number, launch.begin + ahead_ns)
+            for launch in self.data.launches
+            for folder, ahead_ns in metrics_folders(self.directory, launch.number)
+            if (folder / "spans").exists()
+        ]
+
+    def _records(self) -> list[Records]:
+        write = parquet_writer()
+        return [records_of(spans, launch, begin, write) for spans, launch, begin in self._spans()]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the report page (by default `report.html` in the run's directory) and return its path."""

@@ -21,8 +21,10 @@ MAD_DEAD_ZONE = 3.0
 SCALARS_SHOWN = 12
 
 STYLE = """
-:root{--back:#fff;--text:#212529;--faint:#868e96;--line:#dee2e6;--card:#f8f9fa;--bad:#e03131;--good:#2f9e44}
-@media(prefers-color-scheme:dark){:root{--back:#16181b;--text:#e9ecef;--faint:#868e96;--line:#343a40;--card:#212529}}
+:root{--back:#fff;--text:#212529;--faint:#868e96;--line:#dee2e6;--card:#f8f9fa;--bad:#e03131;--good:#2f9e44;
+--startup:#ced4da;--idle:#dee2e6}
+@media(prefers-color-scheme:dark){:root{--back:#16181b;--text:#e9ecef;--faint:#868e96;--line:#343a40;--card:#212529;
+--startup:#495057;--idle:#343a40}}
 body{font:15px/1.5 system-ui,sans-serif;background:var(--back);color:var(--text);max-width:1000px;margin:24px auto;
 padding:0 20px}h1{font-size:24px;margin:0}h2{font-size:17px;margin:36px 0 8px}
 p{margin:6px 0}.faint,.axis{color:var(--faint)}svg{width:100%;height:auto;display:block}
@@ -68,7 +70,10 @@ def report_page(run: OpenedRun) -> str:
 
 def page(title: str, body: Iterable[str]) -> str:
     """A page that holds no script and may load nothing."""
-    lines = "".join(f".s{n}{{stroke:{colour}}}span.key.s{n}{{color:{colour}}}" for n, colour in enumerate(LINES))
+    lines = "".join(
+        f".s{n}{{stroke:{colour}}}circle.s{n}{{fill:{colour}}}span.key.s{n}{{color:{colour}}}"
+        for n, colour in enumerate(LINES)
+    )
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -91,6 +96,7 @@ def _sections(run: OpenedRun) -> list[str]:
         if len(last.rows) > 1:
             found += ["<h2>Who waits for whom</h2>", _waits(last)]
             found += ["<h2>Slow steps: ranks by steps</h2>", _heat(last)]
+            found += _bandwidth(run)
     else:
         found.append("<p>No training step was recorded: the run did not use torch, or ended before its first step.</p>")
     return found
@@ -105,6 +111,8 @@ def _numbers(run: OpenedRun) -> str:
         cells.append(("tokens/s", f"{speed.tokens_per_s:,.0f}"))
     if speed.mfu is not None:
         cells.append(("MFU", f"{speed.mfu:.1%}"))
+    if speed.hfu is not None:
+        cells.append(("HFU", f"{speed.hfu:.1%}"))
     if speed.tokens_per_s is None and speed.samples_per_s is not None:
         cells.append(("samples/s", f"{speed.samples_per_s:,.4g}"))
     if speed.parameters is not None:
@@ -112,6 +120,9 @@ def _numbers(run: OpenedRun) -> str:
     note = (
         f'<p class="faint">MFU: {escape(speed.mfu_source)}; causal attention counted in full</p>' if speed.mfu else ""
     )
+    if speed.memory:
+        roles = ", ".join(f"{role} {size / 1e6:,.1f} MB" for role, size in speed.memory.items())
+        note += f'<p class="faint">memory of a rank: {escape(roles)}</p>'
     return boxes(cells) + note
 
 
@@ -170,10 +181,14 @@ def _throughput(ledger: LaunchLedger) -> str:
     first = int(steps.rank.min())
     mine = steps.rank == first
     end = (steps.end[mine] - ledger.rows[0].begin) / 1e9
-    parts = max(1, min(200, len(end) // 2))
-    edges = np.linspace(float(end[0]) if len(end) > 1 else 0.0, float(end[-1]), parts + 1)
-    rate = np.histogram(end, edges)[0] / np.maximum(np.diff(edges), 1e-9)
-    return line_chart({f"rank {first}": ((edges[1:] + edges[:-1]) / 2, rate)}, "seconds since the launch")
+    # Groups of as many steps each: intervals of time would hold one step more or less, which is no change of speed.
+    groups = np.array_split(np.arange(1, len(end)), max(1, min(200, len(end) // 3)))
+    middle, rate = [float(end[:1].sum())], [0.0]
+    if len(end) > 1:
+        spans = [(float(end[group[0] - 1]), float(end[group[-1]]), len(group)) for group in groups]
+        middle = [(begin + until) / 2 for begin, until, _ in spans]
+        rate = [count / max(until - begin, 1e-9) for begin, until, count in spans]
+    return line_chart({f"rank {first}": (np.array(middle), np.array(rate))}, "seconds since the launch")
 
 
 def _used(ledger: LaunchLedger) -> list[Class]:
@@ -222,6 +237,16 @@ def _waits(ledger: LaunchLedger) -> str:
     more = f'<p class="faint">{len(pairs) - 20} more in the table waits</p>' if len(pairs) > 20 else ""
     head = "<tr><th>who</th><th>what that one did</th><th>seconds</th></tr>"
     return f"<table>{head}{''.join(lines)}</table>{more}"
+
+
+def _bandwidth(run: OpenedRun) -> list[str]:
+    lines = [
+        f"<tr><td>{escape(row.op)}, group {escape(row.group)}</td><td>{row.count:,}</td>"
+        f"<td>{row.median_bytes / 1e6:,.3f}</td><td>{row.bus_bytes_per_s / 1e9:.3f}</td></tr>"
+        for row in run.bandwidth()[:12]
+    ]
+    head = "<tr><th>collective</th><th>count</th><th>median MB</th><th>bus GB/s</th></tr>"
+    return ["<h2>Bus bandwidth</h2>", f"<table>{head}{''.join(lines)}</table>"] if lines else []
 
 
 def slowness(ledger: LaunchLedger) -> NDArray[np.uint8]:

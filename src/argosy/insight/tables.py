@@ -86,6 +86,8 @@ def _steps(launch: LaunchData, ledger: LaunchLedger) -> Columns:
         "step": steps.step,
         "end": (steps.end - launch.begin) / 1e9,
         "seconds": steps.lasted / 1e9,
+        "cpu": steps.ran / 1e9,
+        "core_wait": steps.delayed / 1e9,
         **{kind.name.lower(): steps.spent[:, kind] / 1e9 for kind in Class},
     }
 

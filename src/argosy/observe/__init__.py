@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from argosy._lazy import lazy
 from argosy.observe.config import record_config as record_config
 from argosy.observe.drain_process import DrainProcess as DrainProcess
+from argosy.observe.governor import DETAIL as DETAIL
 from argosy.observe.journal import Damage as Damage
 from argosy.observe.journal import DamagedJournal as DamagedJournal
 from argosy.observe.journal import Journal as Journal
@@ -15,6 +16,9 @@ from argosy.observe.journal import JournalEntry as JournalEntry
 from argosy.observe.journal import follow as follow
 from argosy.observe.journal import read_journal as read_journal
 from argosy.observe.page import Page as Page
+from argosy.observe.profile_request import STEPS_MAX as STEPS_MAX
+from argosy.observe.profile_request import answers as answers
+from argosy.observe.profile_request import request_profile as request_profile
 from argosy.observe.progress import Activity as Activity
 from argosy.observe.progress import Flag as Flag
 from argosy.observe.progress import GroupProgress as GroupProgress
@@ -22,7 +26,6 @@ from argosy.observe.progress import Phase as Phase
 from argosy.observe.progress import RankProgress as RankProgress
 from argosy.observe.rank_journal import metrics_directory as metrics_directory
 from argosy.observe.rank_journal import rank_journal as rank_journal
-from argosy.observe.spans import THREADS_CPU as THREADS_CPU
 from argosy.observe.spans import Ring as Ring
 from argosy.observe.spans import Span as Span
 from argosy.observe.spans import SpanKind as SpanKind
@@ -31,6 +34,9 @@ from argosy.observe.spans import mark_step as mark_step
 from argosy.observe.spans import read_spans as read_spans
 from argosy.observe.spans import record_spans as record_spans
 from argosy.observe.spans import span as span
+from argosy.observe.thread_times import STEP_CPU as STEP_CPU
+from argosy.observe.thread_times import STEP_DELAY as STEP_DELAY
+from argosy.observe.thread_times import THREADS_CPU as THREADS_CPU
 from argosy.observe.torch_hooks import attach as attach
 from argosy.observe.torch_hooks import attached as attached
 from argosy.observe.torch_hooks import count_collective as count_collective
@@ -41,6 +47,7 @@ from argosy.observe.torch_hooks import take_over_steps as take_over_steps
 
 if TYPE_CHECKING:  # These need numpy, and are imported when first used.
     from argosy.observe.columns import Columns as Columns
+    from argosy.observe.columns import decode_frame as decode_frame
     from argosy.observe.columns import encode_frame as encode_frame
     from argosy.observe.columns import read_frames as read_frames
 

@@ -16,10 +16,12 @@ C2  The original is called through the dispatcher, which releases the GIL. (Call
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, wraps
+from time import perf_counter_ns
 from typing import Any, cast
 
 from argosy.observe.call_site import call_site
 from argosy.observe.dynamo_skip import skip_dynamo
+from argosy.observe.governor import DETAIL, Governor
 from argosy.observe.page import Page
 from argosy.observe.progress import P2P_OPS
 from argosy.observe.rank_journal import rank_journal
@@ -113,6 +115,7 @@ class CollectiveHooks:
         self._works: dict[int, tuple[int, int]] = {}
         self._last = 0
         self._tallies: dict[int, _Tally] = {}
+        self._governor = Governor()
         self._added = 0
         self._hooked: set[int] = set()
         """Groups with a hook of torch's, by id."""
@@ -125,7 +128,7 @@ class CollectiveHooks:
 
     def attach(self, page: Page) -> None:
         self._groups, self._works, self._page, self._tallies, self._added = {}, {}, page, {}, 0
-        self._hooked = set()
+        self._hooked, self._governor = set(), Governor()
 
     def install(self, torch: Any, c10d: Any) -> None:
         """Patch torch, skipping what this version of torch does not have."""
@@ -145,21 +148,28 @@ class CollectiveHooks:
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def count(self, group: Any, op: bytes, p2p: bool, size: int = 0) -> tuple[int, bytes]:
-        """Count an operation on `size` bytes; returns the group's slot and the call site."""
-        site = call_site() or self.backward_site
+    def count(self, group: Any, op: bytes, p2p: bool, tensors: Iterable[Any] = ()) -> tuple[int, bytes]:
+        """Count an operation; returns the group's slot and the call site."""
         index = self._groups.get(id(group))
         if index is None:
             index = self._add_existing(group)
-        self._count(index, op, p2p, site, size)
-        return index, site
+        return index, self._count(index, op, p2p, tensors)
 
-    def _count(self, index: int, op: bytes, p2p: bool, site: bytes, size: int) -> None:
+    def _count(self, index: int, op: bytes, p2p: bool, tensors: Iterable[Any]) -> bytes:
+        """Returns the call site, if this step is recorded in full."""
+        began, records, governor = perf_counter_ns(), ring(), self._governor
+        if governor.see(records.step, began):
+            records.counter(DETAIL, governor.every)
+        site = (call_site() or self.backward_site) if governor.full else b""
         self._page.issue(index, op, site, p2p)
         self._last = index
         tally = self._tallies.get(index)
         if tally is not None:
-            ring().point(op.decode(), None, tally.issue(size, p2p))
+            argument = tally.issue(bytes_of(tensors) if governor.full else 0, p2p)
+            if governor.full:
+                records.point(op.decode(), None, argument)
+        governor.add(perf_counter_ns() - began)
+        return site
 
     def begin_wait(self, index: int, argument: int = -1) -> None:
         """Record that this rank blocks; without `argument`, in the newest operation of the group."""
@@ -221,8 +231,7 @@ class CollectiveHooks:
         def issued(what: Any) -> None:
             try:
                 op, p2p = self._hook_ops[what.name]
-                size = max(bytes_of((what.input_tensors,)), bytes_of((what.output_tensors,)))
-                self._count(index, op, p2p, call_site() or self.backward_site, size)
+                self._count(index, op, p2p, (what.input_tensors, what.output_tensors))
             except Exception:
                 pass
 
@@ -261,7 +270,7 @@ class CollectiveHooks:
                 index = self._last
             else:
                 try:  # noqa: SIM105 (suppress costs 0.3 us)
-                    index, _ = self.count(group, raw, p2p, bytes_of(args))
+                    index, _ = self.count(group, raw, p2p, args)
                 except Exception:
                     pass
                 with below():
@@ -309,7 +318,7 @@ class CollectiveHooks:
 
         def operator(*args: Any, **kwargs: Any) -> Any:
             try:  # noqa: SIM105 (suppress costs 0.3 us)
-                self.count(unbox(args[position]), raw, p2p, bytes_of(args))
+                self.count(unbox(args[position]), raw, p2p, args)
             except Exception:
                 pass
             with below():

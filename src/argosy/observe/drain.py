@@ -1,7 +1,7 @@
 """The drain: one process per run and host that moves records from the ranks' rings to files in the run's directory.
 
 It writes `metrics/<launch>/spans` and `metrics/<launch>/samples`, both column files. It ends when it is told to (a file
-`drain.end` beside the rings), when the rings are removed, or when no rank has lived for `ORPHAN_S`.
+`drain.end` beside the rings), when the rings are removed, or when no rank has lived for a while.
 
 D1  One drain per run: a lock beside the rings; a second one ends at once with ANOTHER.
 D2  A drain that was killed loses nothing that is still in the rings: its successor continues where the file ends.
@@ -131,8 +131,8 @@ def run_of(directory: Path) -> Path:
     return next(above, directory.parent.parent)
 
 
-def drain(memory: Path, directory: Path) -> int:
-    """Drain until the end; returns the exit code."""
+def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
+    """Drain until the end, or until no rank has lived for `orphan_s`; returns the exit code."""
     lock = os.open(memory / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     if not _lock(lock, memory / END_FILE):
         return ANOTHER
@@ -151,7 +151,7 @@ def drain(memory: Path, directory: Path) -> int:
         if now >= flush_at or ends:
             flush_at = now + FLUSH_S
             work.flush()
-        if ends or now - alive_at > ORPHAN_S:
+        if ends or now - alive_at > orphan_s:
             work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})
             return 0
         for _ in range(10):

@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +16,12 @@ END_S = 10.0
 class DrainProcess:
     """The drain of one run on this host; it starts when a rank has recorded something."""
 
-    def __init__(self, memory: Path, directory: Path, launch: int) -> None:
+    def __init__(
+        self, memory: Path, directory: Path, launch: int, program: Sequence[str] = ("argosy.observe.drain",)
+    ) -> None:
         self._memory = memory
-        self._command = [sys.executable, "-m", "argosy.observe.drain", str(memory), str(directory), str(launch)]
+        module, *more = program
+        self._command = [sys.executable, "-m", module, str(memory), str(directory), str(launch), *more]
         self._process: subprocess.Popen[bytes] | None = None
         self._finishing = False
 
@@ -55,15 +59,18 @@ class DrainProcess:
             os.close(fd)
         return False
 
-    def finish(self) -> None:
-        """Let the drain take what is left and end; blocks up to END_S. Another thread may call `tend` meanwhile."""
+    def finish(self, said: str = "", wait_s: float | None = None) -> None:
+        """Let the drain take what is left and end; `said` is for it to read. Another thread may call `tend` meanwhile.
+
+        Blocks until it has ended; after END_S it is killed, or after `wait_s` left to itself.
+        """
         self._finishing = True
         with suppress(OSError):
-            (self._memory / "drain.end").touch()
+            (self._memory / "drain.end").write_text(said)
         self._start()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-            if self._process.poll() is None:
+                self._process.wait(END_S if wait_s is None else wait_s)
+            if self._process.poll() is None and wait_s is None:
                 self._process.kill()
                 self._process.wait()

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a model's forward pass on fake tensors, off the training thread.
+"""Count on fake tensors, off the training thread, what a training step of a model takes: operations and memory.
 
 The model is copied with fake parameters: the live one is only read. Causal attention is counted in full.
 
@@ -12,23 +12,36 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from argosy.observe.rank_journal import rank_journal
 
 AFTER_STEPS = 5
 AFTER_S = 5.0
 """Training is not disturbed before it has warmed up."""
+TRAINERS = ("_trainer", "_fabric")
+"""Attributes of a LightningModule."""
 
 
-def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the operations of `model(*args, **kwargs)`; multiply and add count as two.
+class StepCount(NamedTuple):
+    """Multiply and add count as two operations."""
+
+    forward: int
+    executed: int
+    """Forward and backward as they run, with what is computed again; 0 if the backward pass cannot be imitated."""
+    activation_bytes: int
+    """What the forward pass keeps for the backward pass, besides parameters."""
+
+
+def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCount:
+    """Count `model(*args, **kwargs)` and its backward pass.
 
     Tensors in the arguments may be real: only their shapes are used.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_map_only
+    from torch.utils._pytree import tree_leaves, tree_map_only
     from torch.utils.flop_counter import flop_registry
 
     class Counter(TorchDispatchMode):
@@ -41,22 +54,70 @@ def count_flops(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str,
                 Counter.total += formula(*args, **(kwargs or {}), out_val=result)
             return result
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-
     def imitate(tensor: Any) -> Any:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
-    with fake, torch.no_grad():
-        memo: dict[int, Any] = {}
-        for parameter in model.parameters():
-            memo[id(parameter)] = torch.nn.Parameter(imitate(parameter), requires_grad=False)
-        for buffer in model.buffers():
-            memo[id(buffer)] = imitate(buffer)
-        twin = copy.deepcopy(model, memo)
+    class Imitating(TorchFunctionMode):
+        """In a deep copy every tensor becomes one of the same shape: parameters, buffers, and those in attributes."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not torch.Tensor.__deepcopy__:
+                return func(*args, **(kwargs or {}))
+            tensor, memo = args
+            if id(tensor) not in memo:
+                found = imitate(tensor)
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                memo[id(tensor)] = torch.nn.Parameter(found, requires_grad=tensor.requires_grad) if parameter else found
+            return memo[id(tensor)]
+
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        # What trains the model is no part of it: a copy would be one of the training data too.
+        memo = {id(owner): None for name in TRAINERS if (owner := getattr(model, name, None)) is not None}
+        with Imitating():
+            twin = copy.deepcopy(model, memo)
+        own = {each.untyped_storage()._cdata for each in (*twin.parameters(), *twin.buffers())}
         args, kwargs = tree_map_only(torch.Tensor, imitate, (args, kwargs))
         with Counter():
-            twin(*args, **kwargs)
-    return Counter.total
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                result = twin(*args, **kwargs)
+            forward = Counter.total
+            with suppress(Exception):
+                made = [each.sum() for each in tree_leaves(_values(result)) if _differentiable(torch, each)]
+                sum(made[1:], made[0]).backward()
+    executed = Counter.total if Counter.total > forward else 0
+    return StepCount(forward, executed, sum(each.nbytes() for key, each in kept.items() if key not in own))
+
+
+def _values(result: Any) -> Any:
+    """The outputs of a model of transformers are an object that is also a mapping."""
+    return dict(result) if hasattr(result, "items") else result
+
+
+def _differentiable(torch: Any, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def bytes_by_role(parameters: Any, state: Any) -> dict[str, int]:
+    """What parameters, their gradients and the optimizer's moments take on this rank."""
+
+    def size(tensor: Any) -> int:
+        mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return int(mine.nbytes)
+
+    parameters = list(parameters)
+    moments = [value for each in state.values() for value in each.values() if hasattr(value, "nbytes")]
+    return {
+        "parameter_bytes": sum(size(each) for each in parameters),
+        "gradient_bytes": sum(size(each.grad) for each in parameters if each.grad is not None),
+        "moment_bytes": sum(size(each) for each in moments),
+    }
 
 
 def describe_batch(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
@@ -81,6 +142,8 @@ class FlopWatch:
         self.thread_id = 0
         """The thread that counts: hooks ignore it."""
         self.done = False
+        self.weighs = False
+        """Whether the next optimizer step is to be weighed."""
         self._begun_at: float | None = None
 
     def reset(self) -> None:
@@ -94,7 +157,7 @@ class FlopWatch:
         self._begun_at = now if self._begun_at is None else self._begun_at
         if steps < AFTER_STEPS or now - self._begun_at < AFTER_S:
             return
-        self.done = True
+        self.done = self.weighs = True
         with suppress(Exception):
             from torch.utils._pytree import tree_map_only
 
@@ -117,6 +180,21 @@ class FlopWatch:
                 work = (torch, weakref.ref(module), shapes, first.device)
                 threading.Thread(target=self._count, args=work, name="argosy-flops", daemon=True).start()
 
+    def weigh(self, torch: Any, optimizer: Any) -> None:
+        """After a step of an optimizer: record what its parameters, gradients and moments take, and device memory."""
+        self.weighs = False
+        with suppress(Exception):
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            found = bytes_by_role(parameters, optimizer.state)
+            device = parameters[0].device
+            if device.type != "cpu":
+                memory = torch.get_device_module(device)
+                found |= {
+                    "peak_bytes": int(memory.max_memory_allocated(device)),
+                    "cache_bytes": int(memory.memory_reserved(device) - memory.memory_allocated(device)),
+                }
+            rank_journal.write("memory", **found)
+
     def _count(self, torch: Any, model: Any, shapes: Any, device: Any) -> None:
         self.thread_id = threading.get_ident()
         with suppress(Exception):
@@ -133,6 +211,6 @@ class FlopWatch:
                     lambda each: torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=device),
                     shapes,
                 )
-            forward = count_flops(torch, living, args, kwargs)
-            rank_journal.write("flops", forward=forward, source="counted", took_s=time.monotonic() - began)
+            found = count_step(torch, living, args, kwargs)
+            rank_journal.write("flops", **found._asdict(), source="counted", took_s=time.monotonic() - began)
         self.thread_id = 0

@@ -1,10 +1,15 @@
-"""Measure the host and its ranks from outside, about once a second."""
+"""Measure the host, its ranks and its GPUs from outside, about once a second.
+
+GPUs are read through NVML (`pip install nvidia-ml-py`). That part never ran: there was no GPU to try it on.
+"""
 
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,12 +38,21 @@ HOST_COLUMNS = {
     "pressure_io": "<f4",
 }
 """`pressure_*`: percent of the last 10 seconds in which some process waited for it."""
+GPU_COLUMNS = {
+    "time": "<i8",
+    "gpu": "<i4",
+    "busy_percent": "<f4",
+    "memory_used_bytes": "<i8",
+    "power_w": "<f4",
+    "temperature_c": "<f4",
+}
 
 
 class HostSamples:
     """Rows that wait to be written."""
 
     def __init__(self) -> None:
+        self._nvml = _open_nvml()
         self._rows: defaultdict[str, list[list[float]]] = defaultdict(list)
         psutil.cpu_percent()
 
@@ -46,13 +60,15 @@ class HostSamples:
         """Measure now; `ranks` are rank, generation and pid."""
         now = time.monotonic_ns()
         self._rows["host"].append([now, *_host()])
+        with suppress(Exception):  # A driver that fails costs these samples alone.
+            self._rows["gpu"] += [[now, *row] for row in gpu_rows(self._nvml)]
         for rank, generation, pid in ranks:
             with suppress(psutil.Error, OSError, ValueError):
                 self._rows["rank"].append([now, rank, generation, *_process(pid)])
 
     def take(self) -> dict[str, Columns]:
         """Return the rows since the last call as columns."""
-        kinds = {"host": HOST_COLUMNS, "rank": RANK_COLUMNS}
+        kinds = {"host": HOST_COLUMNS, "rank": RANK_COLUMNS, "gpu": GPU_COLUMNS}
         found = {
             what: {
                 name: np.array(column, dtype)
@@ -63,6 +79,26 @@ class HostSamples:
         }
         self._rows.clear()
         return found
+
+
+def _open_nvml() -> Any:
+    """NVML, or None where there is no library or no GPU."""
+    with suppress(Exception):
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+        return nvml
+    return None
+
+
+def gpu_rows(nvml: Any) -> list[list[float]]:
+    """What NVML says of each GPU."""
+    found: list[list[float]] = []
+    for number in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
+        power, heat = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3, nvml.nvmlDeviceGetTemperature(gpu, 0)
+        used = nvml.nvmlDeviceGetMemoryInfo(gpu).used
+        found.append([number, nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, used, power, heat])
+    return found
 
 
 def _process(pid: int) -> list[float]:

@@ -33,6 +33,8 @@ class Flag(IntFlag):
     """Replace this rank: it ends on purpose, and the script is not at fault."""
     BREAKPOINT = 128
     """The rank is at a breakpoint, and waits for whoever debugs it."""
+    DEVICE_FAILED = 256
+    """The rank's accelerator reported an error, which ends the rank."""
 
 
 class Activity(IntEnum):

@@ -24,6 +24,15 @@ def metrics_directory(run_directory: str | os.PathLike[str], launch: int) -> Pat
     return Path(run_directory) / "metrics" / str(launch)
 
 
+def own_directory() -> Path | None:
+    """Where the records of this process's launch are; None if it belongs to no run."""
+    if rank_journal.directory is not None:
+        return rank_journal.directory
+    directory, run = os.environ.get("ARGOSY_RUN_DIR"), os.environ.get("ARGOSY_RUN", "")
+    launch = run.rpartition("-")[2]
+    return metrics_directory(directory, int(launch)) if directory and launch.isdigit() else None
+
+
 class RankJournal:
     """Opened at the first record; in a forked child it writes nothing."""
 
@@ -31,6 +40,8 @@ class RankJournal:
         self._lock = RLock()
         self._journal: Journal | None = None
         self._pid = 0
+        self.directory: Path | None = None
+        """Where the records of the launch are, if not where the environment says."""
         self._retry_at = 0.0
         self.dropped = 0
 
@@ -49,11 +60,10 @@ class RankJournal:
     def _open(self) -> Journal | None:
         if self._journal is not None:
             return self._journal if self._pid == os.getpid() else None
-        directory, run = os.environ.get("ARGOSY_RUN_DIR"), os.environ.get("ARGOSY_RUN", "")
-        if not directory or "-" not in run or self._pid not in (0, os.getpid()) or time.monotonic() < self._retry_at:
+        folder = own_directory()
+        if folder is None or self._pid not in (0, os.getpid()) or time.monotonic() < self._retry_at:
             return None
         self._retry_at = time.monotonic() + RETRY_S
-        folder = metrics_directory(directory, int(run.rpartition("-")[2]))
         name = f"{os.environ.get('RANK', '0')}.{os.environ.get('ARGOSY_GENERATION', '0')}.journal"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 The ring is lossy: new records overwrite the oldest. One file per rank: a header of 4096 bytes, then records of 32
 bytes. Header, in little-endian 64-bit words: magic and version, pid, capacity, records written so far, names, and the
-same moment on two clocks: CLOCK_REALTIME and CLOCK_MONOTONIC in ns; from byte 256 on the names, 32 bytes each.
+same moment on two clocks: CLOCK_REALTIME and CLOCK_MONOTONIC in ns; a request of another process (the only word that
+others write); from byte 256 on the names, 32 bytes each.
 A record: time (CLOCK_MONOTONIC ns); number of the name, kind (`SpanKind`, from bit 32), lane (of the thread, from
 bit 40 on); an argument; low half of its number + 1 and, from bit 32 on, the step.
 
@@ -16,17 +17,16 @@ import mmap
 import os
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from enum import IntEnum
 from functools import wraps
-from threading import enumerate as enumerate_threads
-from threading import get_native_id
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from argosy._select import native
 from argosy.observe.page import detached_in_child, map_new
+from argosy.observe.thread_times import STEP_CPU, STEP_DELAY, THREADS_CPU, ThreadTimes, other_threads_cpu_ns
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
@@ -35,11 +35,10 @@ NAMES_MAX = (HEADER_BYTES - 256) // 32
 OTHER_NAMES = "(other names)"
 """Stands for all names after the first NAMES_MAX - 1."""
 MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
-_PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC = range(1, 7)
-THREADS_CPU = "python threads cpu"
-"""A counter: nanoseconds that Python threads besides the training thread have run."""
+_PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC, REQUEST = range(1, 8)
 THREADS_S = 1.0
 _threads_at = 0.0
+_thread = ThreadTimes()
 F = TypeVar("F")
 record_span = native.record_span
 _LOW = 0xFFFFFFFF
@@ -108,6 +107,15 @@ class Ring:
     def detach(self) -> None:
         """Release the shared memory: later records are lost."""
         self.__init__(bytearray(HEADER_BYTES + RECORD_BYTES))
+
+    @property
+    def requested(self) -> int:
+        """What another process asks for: see `profile_request`; 0: nothing."""
+        return self._words[REQUEST]
+
+    @requested.setter
+    def requested(self, value: int) -> None:
+        self._words[REQUEST] = value
 
     def begin(self, name: str, step: int | None = None, argument: int = 0) -> None:
         self._record(name, _BEGIN << 32, step, argument)
@@ -184,6 +192,8 @@ def has_records(path: str | os.PathLike[str]) -> bool:
 
 
 _ring = Ring.void()
+on_request: list[Callable[[Ring], None]] = []
+"""Called after each step while another process asks for something."""
 
 
 def record_spans(ring: Ring) -> None:
@@ -201,21 +211,17 @@ def mark_step(step: int) -> None:
     """Record that `step` steps are done; fewer than before if the run went back."""
     global _threads_at
     _ring.step = step & _LOW
+    ran, waited = _thread.read()
+    _ring.counter(STEP_CPU, ran)
+    _ring.counter(STEP_DELAY, waited)
     _ring.point("step", step, step)
+    if _ring.requested:
+        for answer in on_request:
+            answer(_ring)
     now = time.monotonic()
     if now >= _threads_at:
         _threads_at = now + THREADS_S
-        _ring.counter(THREADS_CPU, _other_threads_cpu_ns())
-
-
-def _other_threads_cpu_ns() -> int:
-    """CPU time of the Python threads of this process besides this one: all of them need the GIL."""
-    total, mine = 0, get_native_id()
-    for thread in enumerate_threads():
-        if thread.native_id is not None and thread.native_id != mine:
-            with suppress(OSError, ValueError), open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
-                total += int(file.read().split()[0])
-    return total
+        _ring.counter(THREADS_CPU, other_threads_cpu_ns())
 
 
 def count(name: str, value: float) -> None:

@@ -21,19 +21,22 @@ from typing import Any
 from argosy.observe.call_site import call_site
 from argosy.observe.collective_hooks import CollectiveHooks
 from argosy.observe.config import record_start, watch_argparse
+from argosy.observe.copy_hooks import patch_copies
 from argosy.observe.dynamo_skip import skip_dynamo
 from argosy.observe.flops import FlopWatch
 from argosy.observe.import_hook import when_imported
 from argosy.observe.page import Page
+from argosy.observe.profile_request import Profiler
 from argosy.observe.progress import Activity, Flag
 from argosy.observe.scalar_mirrors import MIRRORS
-from argosy.observe.spans import Ring, mark_step, ring
+from argosy.observe.spans import Ring, mark_step, on_request, ring
 
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data.dataloader"
 _DYNAMO = "torch._dynamo.callback"
 _DCP = "torch.distributed.checkpoint.state_dict_saver"
 _FULL_COLLECTION = 2
+FIRST_FORWARDS = 20
 
 # Plain integers: an enum member costs 0.2 us more to store.
 _NOTHING, _FORWARD, _BACKWARD, _DATA = (
@@ -49,6 +52,8 @@ class _Hooks:
         self.steps = 0
         self.recorded_start = True
         self.flops = FlopWatch()
+        self.looks_left = FIRST_FORWARDS
+        """For so many more forward passes it is looked whether the model is on an accelerator."""
         self.modules_seen = 0
         """How many modules were imported when torch was patched last: parts of torch are imported when first used."""
         self.installed: set[str] = set()
@@ -107,10 +112,12 @@ class _Hooks:
             if not compiling():
                 ring().begin("optimizer")
 
-        def stepped(*_: Any) -> None:
+        def stepped(optimizer: Any, *_: Any) -> None:
             if compiling():
                 return
             ring().end("optimizer")
+            if self.flops.weighs:
+                self.flops.weigh(torch, optimizer)
             self._look()
             if self.counts_steps:
                 self.steps += 1
@@ -135,6 +142,10 @@ class _Hooks:
             self._look()
             if not self.flops.done and name == "forward":
                 self.flops.see(torch, self_, args, kwargs, ring().step)
+            if self.looks_left:
+                self.looks_left -= 1
+                with suppress(Exception):
+                    patch_copies(torch, self_)
             try:
                 inside = True
                 self.page.enter(_FORWARD)
@@ -230,6 +241,7 @@ def attach(page: Page) -> None:
     page.reached = mark_step
     _hooks.page, _hooks.steps, _hooks.modules_seen, _hooks.recorded_start = page, 0, 0, False
     _hooks.flops.reset()
+    on_request[:] = [Profiler().stepped]
     if _collected not in gc.callbacks:
         gc.callbacks.append(_collected)
     watch_argparse()

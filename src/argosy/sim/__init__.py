@@ -1,10 +1,20 @@
-"""What-if: one recipe in depth on virtual time, with stragglers, other links and chips that do not exist yet."""
+"""What-if on virtual time: a training step on other chips, the goodput of a long run, a run on simulated hosts."""
 
 from typing import TYPE_CHECKING
 
 from argosy._lazy import lazy
 
 if TYPE_CHECKING:
+    from argosy.sim.fleet.faults import HARSH as HARSH
+    from argosy.sim.fleet.faults import PROFILES as PROFILES
+    from argosy.sim.fleet.faults import Faults as Faults
+    from argosy.sim.fleet.fleet import FleetResult as FleetResult
+    from argosy.sim.fleet.fleet import sim_fleet as sim_fleet
+    from argosy.sim.fleet.lives import live as live
+    from argosy.sim.fleet.lives import live_with_lost_hosts as live_with_lost_hosts
+    from argosy.sim.fleet.lives import random_life as random_life
+    from argosy.sim.fleet.sim_run import SimRun as SimRun
+    from argosy.sim.fleet.world import Violation as Violation
     from argosy.sim.goodput import Fleet as Fleet
     from argosy.sim.goodput import Goodput as Goodput
     from argosy.sim.goodput import GoodputRange as GoodputRange

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argosy.supervise.client.member_host import refuse_to_serve as refuse_to_serve
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of
+    from argosy.supervise.daemons import is_runtime_file as is_runtime_file
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
     from argosy.supervise.environment import seal_environment as seal_environment
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from argosy.supervise.evidence.why import RunView as RunView
     from argosy.supervise.evidence.why import explain as explain
     from argosy.supervise.evidence.why import sections as sections
-    from argosy.supervise.imports.scan import TORCH as TORCH
     from argosy.supervise.imports.scan import scan as scan
     from argosy.supervise.messages import Environment as Environment
     from argosy.supervise.messages import GetEnvironment as GetEnvironment
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
+    from argosy.supervise.messages import RunInfo as RunInfo
     from argosy.supervise.messages import Runs as Runs
     from argosy.supervise.messages import Shutdown as Shutdown
     from argosy.supervise.messages import SignalRun as SignalRun
@@ -79,5 +80,6 @@ if TYPE_CHECKING:
     from argosy.supervise.records.rundir import read_record as read_record
     from argosy.supervise.records.rundir import started_ranks as started_ranks
     from argosy.supervise.records.rundir import write_atomically as write_atomically
+    from argosy.supervise.standalone import record_standalone as record_standalone
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -6,6 +6,7 @@ Without cgroups the rank's process group is killed, and what carries its mark in
 import contextlib
 import hashlib
 import os
+import select
 import signal
 import time
 from collections.abc import Mapping, Set
@@ -13,6 +14,8 @@ from pathlib import Path
 
 MARK = "ARGOSY_MARK"
 _LEAVE_S = 2.0
+KILLED_S = 1.0
+"""How long those that were killed are waited for."""
 TITLE = "argosy: rank "
 """How the title of a forked rank begins, and of what it forks."""
 
@@ -101,8 +104,10 @@ def kill_marked(marks: Mapping[str, str]) -> None:
     """Kill every process of this user that carries one of the marks; each comes with the rank's progress page.
 
     The mark is in its environment if it was executed; if it was only forked it still maps the page. Looks at all
-    processes: takes milliseconds, or more where there are many.
+    processes: takes milliseconds, or more where there are many. Those killed are gone when this returns, unless the
+    kernel holds one for more than a second.
     """
+    killed: list[int] = []
     needles = {f"{MARK}={mark}".encode() for mark in marks}
     pages = {os.fsencode(page) for page in marks.values() if page}
     for entry in os.scandir("/proc"):
@@ -111,6 +116,13 @@ def kill_marked(marks: Mapping[str, str]) -> None:
                 carried = Path(entry.path, "environ").read_bytes().split(b"\0")
                 if not needles.isdisjoint(carried) or _maps(Path(entry.path), pages):
                     os.kill(int(entry.name), signal.SIGKILL)
+                    killed.append(os.pidfd_open(int(entry.name)))
+    deadline = time.monotonic() + KILLED_S
+    for pidfd in killed:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(pidfd)
 
 
 def _maps(process: Path, files: Set[bytes]) -> bool:

@@ -1,11 +1,18 @@
 """How the daemons are executed: by their function, in an interpreter like this one."""
 
 import atexit
+import fnmatch
 import subprocess
 import sys
 from pathlib import Path
 
 from argosy.fabric import make_runtime
+
+RUNTIME_FILES = (
+    *("warden.lock", "warden.sock", "warden.out", "agent.sock", "agent.out", "agent.log", "agent.log.new"),
+    *("zygote-*.out", "keeper-*.sock", "keeper-*.sock.*", "exits", "lifeline", "made", "member.json", "runs"),
+)
+"""All that Argosy makes in a runtime directory; `runs` is a folder."""
 
 _started: "list[subprocess.Popen[bytes]]" = []
 
@@ -15,6 +22,11 @@ def _leave_behind() -> None:
     for started in _started:
         if started.poll() is None:
             started.returncode = 0  # It outlives us on purpose: no warning about that.
+
+
+def is_runtime_file(name: str) -> bool:
+    """Whether an entry of a runtime directory is Argosy's."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in RUNTIME_FILES)
 
 
 def daemon_argv(module: str, *args: str) -> list[str]:

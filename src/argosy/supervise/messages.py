@@ -158,10 +158,7 @@ class ZygoteReady(Message, frozen=True):
     """Preloading is over. `spoiled` names entries (and why) that a fresh zygote must leave out."""
 
     key: str
-    loaded: list[str]
     spoiled: list[tuple[str, str]]
-    has_torch: bool
-    seconds: float
     read: list[str] = []
     """Variables that the imports read."""
     shared_key: str = ""
@@ -461,7 +458,6 @@ class Spawn(Message, frozen=True):
     cwd: str
     umask: int
     what: str = "rank"
-    secrets: bool = True
     stdin: bool = False
 
 

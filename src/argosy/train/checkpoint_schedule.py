@@ -26,11 +26,6 @@ FLUSH_SLICE_S = 0.2
 SELDOM_S = 30.0
 
 
-class _Finished(msgspec.Struct):
-    step: int
-    until: int | None
-
-
 def seldom(tell: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
     """Tell the same trouble, of whatever step, now and then."""
     told: dict[str, float] = {}
@@ -183,19 +178,6 @@ class Saves:
         if self._saver is not None:
             self._saver.close(HURRY_S if hurry else FLUSH_S)
             self._saver = None
-
-    def mark_finished(self, step: int, until: int | None) -> None:
-        path = self._directory / "finished.json"
-        path.with_suffix(".new").write_bytes(msgspec.json.encode(_Finished(step, until)))
-        path.with_suffix(".new").replace(path)
-
-    def finished_at(self, until: int | None) -> int | None:
-        """The step at which a run that was to go on until `until` has ended, if it has."""
-        try:
-            found = msgspec.json.decode((self._directory / "finished.json").read_bytes(), type=_Finished)
-        except (OSError, msgspec.MsgspecError):
-            return None
-        return found.step if found.until == until or (until is not None and found.step >= until) else None
 
 
 def state_of(run: "Run") -> State:

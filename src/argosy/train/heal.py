@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.checkpoint import Mark, Restored, StepNotFound, begin_series, restore
-from argosy.core import ArgosyError, ConfigError, PeerLost
+from argosy.core import ArgosyError, ConfigError, PeerLost, format_ranks
 from argosy.train.arena import Arena, Kind, Packing, unpack, write
 from argosy.train.checkpoint_schedule import state_of
 from argosy.train.heal_decision import FromArenas, FromPeer, Told, Version, decide_healing
@@ -53,6 +53,8 @@ class Healing:
         self._behind = True
         """There may be rows that rank 0, or its predecessor, had no time to write."""
         self._said = False
+        self.replaced = ""
+        """Which ranks came new to the last meeting, in words, if they were several."""
         self._voted: dict[str, int] = {}
         """The versions of buffers, as torch counts them, when the last vote began."""
         self._changed: list[str] = []
@@ -91,6 +93,8 @@ class Healing:
         said: list[tuple[Told, Mark | None, list[Row]]] = run.crew.gather((mine, run.saves.mark, run.scribe.recent))
         told = [each for each, _, _ in said]
         alive = [rank for rank, each in enumerate(told) if not each.fresh]
+        fresh = [rank for rank, each in enumerate(told) if each.fresh]
+        self.replaced = f"; ranks {format_ranks(fresh)} replaced" if len(fresh) > 1 else ""
         self.speaker = alive[0] if alive else 0
         run.scribe.recent = merge_recent([recent for _, _, recent in said])
         self.find_holders()

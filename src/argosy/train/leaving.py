@@ -32,7 +32,6 @@ class Left(msgspec.Struct, frozen=True):
     step: int
     site: str
     loop: int = 0
-    """A script may go through several loops of one run, one after the other."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} left the loop after step {self.step:,}" + (f" ({self.site})" if self.site else "")
@@ -45,12 +44,13 @@ class Leaving:
         self._run = run
         self._looked_at = 0.0
         self._ended = ""
-        self._loop = 0
+        self.loop = 0
+        """Which call of `run.steps` this is. A script may go through several loops, one after the other."""
         self._over = threading.Event()
 
     def watch(self) -> None:
         """Look from now on whether a step that takes long waits for a rank that left."""
-        self._loop, self._over = self._loop + 1, threading.Event()
+        self._over = threading.Event()
         if self._run.crew.board is not None:
             threading.Thread(target=self._watch, args=[self._over], name="argosy-lookout", daemon=True).start()
 
@@ -71,7 +71,7 @@ class Leaving:
     def say(self, site: str) -> None:
         """This rank leaves."""
         if (board := self._run.crew.board) is not None:
-            board.set("argosy/left", msgspec.json.encode(Left(self._run.rank, self._run.step, site, self._loop)))
+            board.set("argosy/left", msgspec.json.encode(Left(self._run.rank, self._run.step, site, self.loop)))
 
     def broke(self, frame: FrameType | None) -> None:
         """The script let go of the loop; what an exception of its own does is none of this."""
@@ -100,7 +100,7 @@ class Leaving:
         if board is None or not board.check(["argosy/left"]):
             return None
         left = msgspec.json.decode(board.get("argosy/left"), type=Left)
-        return left if left.rank != self._run.rank and left.loop >= self._loop else None
+        return left if left.rank != self._run.rank and left.loop >= self.loop else None
 
 
 def caller() -> str:

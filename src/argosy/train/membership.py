@@ -2,7 +2,8 @@
 
 W1  Ranks meet in views, which grow: whoever replaces a lost rank opens the next one, and all leave for the newest.
 W2  Until a rank has met the others its groups answer locally, so that constructors and rehearsals need nobody.
-W3  Where a connection breaks and all ranks live, nobody is replaced: a rank that saw it break opens the next view.
+W3  Where a connection breaks or a deadline passes and all ranks live, nobody is replaced: a rank that saw it opens the
+    next view.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateImportUsage=false
@@ -16,8 +17,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from argosy.collective import ConnectionLost, Group, Latch, Superseded, joining, open_agent_store
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.collective import ConnectionLost, Group, Latch, Superseded, joining, meet_when_needed, open_agent_store
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.fabric import here
 from argosy.train._torch import default_store
 from argosy.train.heal_decision import Version, newest
@@ -28,7 +29,7 @@ _LIVE = "live"
 _POLL_S = 0.002
 FORM_S = 60.0
 REOPENED_MAX = 5
-"""How often a rank opens a view at the same step because connections break, before it waits for a replacement."""
+"""How often a rank opens a view at the same step though nobody is replaced, before it waits for a replacement."""
 
 
 class NobodyCame(DeadlinePassed):
@@ -54,6 +55,8 @@ class Crew:
         """What this rank's arena holds, as it was posted."""
         self._reopened: list[tuple[int, ArgosyError]] = []
         """At which step this rank opened a view because of which loss; of the newest such step."""
+        self._failure: ArgosyError | None = None
+        """A deadline that passed while ranks met or took the state over, though all may live."""
         self.group: Any = None
         self.board: Any = None
         """What all ranks can write on and read; None where nobody could be told to stop waiting."""
@@ -157,10 +160,15 @@ class Crew:
         self.joined = True
         return view
 
+    def fail(self, error: ArgosyError) -> None:
+        """What all ranks did together failed: they meet again before the next step."""
+        self._failure = error if isinstance(error, DeadlinePassed) else None
+        self.group.give_up(error)
+
     def _reopen(self, at: int) -> None:
-        """Open a view, once for each connection that broke (W3). If a rank died after all, its replacement does too."""
-        loss = self.group.loss
-        if not isinstance(loss, ConnectionLost) or any(loss is known for _, known in self._reopened):
+        """Open a view, once for each failure of W3. If a rank died after all, its replacement does too."""
+        loss, self._failure = self._failure or self.group.loss, None
+        if not isinstance(loss, ConnectionLost | DeadlinePassed) or any(loss is known for _, known in self._reopened):
             return
         self._reopened = [(step, known) for step, known in self._reopened if step == at] + [(at, loss)]
         if len(self._reopened) <= REOPENED_MAX:
@@ -217,6 +225,24 @@ class Crew:
                 raise NobodyCame("the other ranks", self._patience_s, hint="`argosy why` shows what they do")
             time.sleep(_POLL_S)
         return -1
+
+    def meet_when_needed(self, wanted: bool) -> None:
+        """When a loop is over: whether the first operation between ranks meets others that came late, too."""
+        meet_when_needed(self._meet_late if wanted else None)
+
+    def _meet_late(self) -> None:
+        meet_when_needed(None)
+        deadline = time.monotonic() + FORM_S
+        while not self.joined:
+            try:
+                self.meet(lambda: time.monotonic() > deadline)
+            except (PeerLost, DeadlinePassed, Superseded) as error:
+                if time.monotonic() > deadline:
+                    raise PeerLost(
+                        "a rank that ended with the loop of steps",
+                        f"rank {self.rank} was replaced later",
+                        hint="run the same command again: it repeats what follows the loop, on all ranks",
+                    ) from error
 
     # -- what all of them remember -----------------------------------------------------------------
 

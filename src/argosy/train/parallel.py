@@ -44,6 +44,15 @@ class Parallel:
             module._has_rebuilt_buckets = reducer._rebuild_buckets()
             module.logger.set_runtime_stats_and_log()
 
+    def begin_step(self) -> None:
+        """Have the first forward pass send rank 0's buffers, whatever passes this rank has made before.
+
+        DDP skips that after a pass without gradients, an evaluation's, because nothing has changed since. A replaced
+        rank makes other passes than the rest before its first step.
+        """
+        for module in self.replicas:
+            module.require_forward_param_sync = True
+
     def exchange_gradients(self, wanted: bool) -> None:
         """Whether the next backward pass exchanges its gradients."""
         if wanted == self._exchanged:

@@ -86,9 +86,10 @@ class Rewinding:
         self.agreed = None
         try:
             self._go(back)
-        except (PeerLost, DeadlinePassed, Superseded):
+        except (PeerLost, DeadlinePassed, Superseded) as error:
             if run.crew.kind != "replaceable":
                 raise
+            run.crew.fail(error)
             self._asked = back
         else:
             self._asked = None

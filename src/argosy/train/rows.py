@@ -65,12 +65,17 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Log:
-    """The writing end, of rank 0."""
+    """The writing end, of rank 0. `also` is the directory where the launch is recorded, if it is another one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, also: Path | None = None) -> None:
         self._path = directory / FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._path)
+        self._copy: Journal | None = None
+        if also is not None and also.resolve() != directory.resolve():
+            with suppress(OSError):  # For reports alone.
+                (also / FILE).parent.mkdir(parents=True, exist_ok=True)
+                self._copy = Journal(also / FILE)
 
     def write(self, record: Row | WentBack) -> None:
         """Add a record.
@@ -79,6 +84,9 @@ class Log:
             OSError: there is no room.
         """
         self._journal.append(msgspec.msgpack.encode(record))
+        if self._copy is not None:
+            with suppress(OSError):
+                self._copy.append(msgspec.msgpack.encode(record))
 
     def is_there(self) -> bool:
         """Whether the file can still be found where it was made."""
@@ -86,6 +94,8 @@ class Log:
 
     def close(self) -> None:
         self._journal.close()
+        if self._copy is not None:
+            self._copy.close()
 
 
 def read_log(directory: str | Path) -> list[Row]:

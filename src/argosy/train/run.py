@@ -4,7 +4,7 @@
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.fabric import here
 from argosy.observe import Flag, take_over_steps
+from argosy.supervise import record_standalone
 from argosy.train.arena import Arena, arena_folders
 from argosy.train.arguments import check_count, check_directory, check_name, check_run, check_whole, parse_parent
 from argosy.train.checkpoint_schedule import Keep, Saves
@@ -26,6 +27,7 @@ from argosy.train.heal import Healing
 from argosy.train.leaving import Leaving, caller, site_of
 from argosy.train.ledger import Ledger, bits_differences, bits_record
 from argosy.train.loop_body import run_body
+from argosy.train.loop_end import is_over, leave
 from argosy.train.membership import Crew, NobodyCame
 from argosy.train.once import Once
 from argosy.train.parallel import Parallel
@@ -44,8 +46,6 @@ FAILED_MAX = 3
 REHEARSALS = 3
 APART = "changes buffers after its update, on each rank in another way"
 LATE = "communicates or makes gradients after its first update, or changes parameters before"
-AGAIN_S = 0.5
-"""How long a last checkpoint that failed waits before it is tried again."""
 
 
 class Run:
@@ -96,7 +96,6 @@ class Run:
         self.parallel = Parallel()
         self.scribe = Scribe(self)
         self._until: int | None = None
-        self.page = take_over_steps() if self.crew.kind != "foreign" else None
         self._lost_at: tuple[float, str] | None = None
         self._broken = ""
         """Why no step can follow."""
@@ -104,6 +103,9 @@ class Run:
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
             check_directory(self.directory)
+        if here().launcher != "argosy":
+            record_standalone(self.directory, self.rank, self.size, self.crew.gather)
+        self.page = take_over_steps() if self.crew.kind != "foreign" else None
         if self.crew.kind == "foreign":
             self.say(
                 "not under `argosy run`: a lost rank is not replaced; the next launch resumes from the last checkpoint"
@@ -203,7 +205,8 @@ class Run:
             check_count("until", until or 0, 0)
             self.tracked.check_optimizers()
             self.parallel.find(self.tracked.modules.values())
-            if self._is_finished():
+            self.leaving.loop += 1
+            if is_over(self, until):
                 return
             if self.crew.kind == "replaceable" and not self.crew.joined:
                 self.parallel.build_buckets()
@@ -249,7 +252,7 @@ class Run:
                 continue
             reached = self.ledger.exhausted or (self._until is not None and self.step >= self._until)
             if reached or self.wish.agreed:
-                if self._leave(reached):
+                if leave(self, self._until, reached=reached):
                     return
                 continue
             if self.rewinding.agreed is not None:
@@ -400,7 +403,8 @@ class Run:
         except NobodyCame as error:
             save_without_lost(self, f"{self._lost} and not replaced within {error.seconds:g} s")
             raise
-        except (PeerLost, DeadlinePassed, Superseded):
+        except (PeerLost, DeadlinePassed, Superseded) as error:
+            self.crew.fail(error)
             if self.wish.is_urgent:
                 save_without_lost(self, f"{self.wish.said} with {self._lost}")
             self.wish.check()
@@ -411,6 +415,7 @@ class Run:
             since, what = self._lost_at
             self._lost_at = None
             if self.rank == self.healing.speaker:
+                what += self.healing.replaced  # A loss names the first rank that was missing.
                 self.tell(f"{what}; resumed step {self.step:,} after {time.monotonic() - since:.1f} s")
         return True
 
@@ -438,37 +443,6 @@ class Run:
         self.say(f"resumed from step {step:,} ({source})")
         if changed := bits_differences(self.ledger.stored_bits, self.ledger.bits):
             self.say(f"results may differ in their last bits from an uninterrupted run: {'; '.join(changed)}")
-
-    def _leave(self, reached: bool) -> bool:
-        """The last step: all ranks have it, and it is durable. False if one was lost meanwhile, or it is not."""
-        with self.crew.latched() or nullcontext() as latch:
-            words = self.crew.ask(self.saves.words(), latch)
-        if words is not None:
-            self.saves.compare(self, words)
-        durable = words is not None and self.saves.finish(self)
-        with self.crew.latched() or nullcontext() as latch:
-            together = self.crew.ask([int(durable)], latch)
-        if together is None or not together[0]:
-            self.saves.forget()
-            time.sleep(0.0 if together is None else AGAIN_S)
-            return False
-        self.scribe.write([])
-        if self.rank == 0 and reached:
-            self.saves.mark_finished(self.step, self._until)
-        self.say(f"finished after step {self.step:,}" if reached else self.wish.outcome(self.step))
-        self.wish.leave(reached)
-        return True
-
-    def _is_finished(self) -> bool:
-        if (done := self.saves.finished_at(self._until)) is None:
-            return False
-        self.say(f"{self.directory} finished at step {done:,}: nothing to do")
-        if self.crew.generation == 0:
-            if self.crew.kind == "replaceable":
-                self.crew.meet(lambda: False)
-            self.healing.find_holders()
-            self.healing.from_disk(quiet=True)
-        return True
 
     def failed_rehearsal(self, error: BaseException) -> None:
         """A replaced rank could not even rehearse."""

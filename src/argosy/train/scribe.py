@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from argosy.fabric import here
 from argosy.train.rows import HIGHEST, Best, Line, Log, Row, WentBack, read_log
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Scribe:
         self._unwritten += rows
         try:
             while self._unwritten:
-                self._log = self._log or Log(self._run.directory)
+                self._log = self._log or Log(self._run.directory, here().directory)
                 self._log.write(self._unwritten[0])
                 self._unwritten.pop(0)
         except OSError as error:

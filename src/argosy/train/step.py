@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from argosy.core import ArgosyError, ConfigError, PeerLost
 from argosy.data import Loader, Queue, seed_generators
 from argosy.train._torch import current_graph_task_id
 from argosy.train.arguments import check_count, check_name
+from argosy.train.device_loss import lose_device
 from argosy.train.gradients import Gradients
 from argosy.train.recheck import distrust
 from argosy.train.spikes import NOTHING
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
 SUSPECT_S = 0.5
 """How long an exception waits to hear whether a lost rank explains it."""
-
-DEVICE_FAILURES_MAX = 3
-"""How often a device may fail in a launch: another process on it may do better, but not for ever."""
 
 LEAVE_S = 2.0
 """How long a rank that was told to leave still waits for the items of its step."""
@@ -197,6 +195,7 @@ class Step:
             optimizer.zero_grad(set_to_none=True)
         if not self.rehearsal and run.recheck.wants(self.number):
             run.recheck.watch(p for module in run.tracked.modules.values() for p in module.parameters())
+        run.parallel.begin_step()
         seed_generators(run.seed, self.number, "rank", run.rank)
         self._latch = run.crew.latched()
         if self._latch is not None:
@@ -310,20 +309,7 @@ class Step:
         try:
             synchronize(self._run.tracked.device)
         except DeviceFailed as error:
-            self._lose_device(error)
-
-    def _lose_device(self, error: DeviceFailed) -> NoReturn:
-        """This rank's accelerator reported an error: another process takes its place."""
-        run = self._run
-        run.tell(f"rank {run.rank}: {error}")
-        if run.crew.kind != "replaceable":
-            raise error
-        if run.crew.count(f"device/{run.rank}/{error.device}") >= DEVICE_FAILURES_MAX:
-            run.tell(f"the device of rank {run.rank} failed {DEVICE_FAILURES_MAX} times: it is not used again")
-            run.give_up()
-            raise error
-        run.crew.group.give_up(PeerLost(f"rank {run.rank}", str(error)))
-        run.begin_anew()
+            lose_device(self._run, error)
 
     def _diverged(self, what: str) -> Diverged:
         self._run.give_up()
@@ -336,7 +322,7 @@ class Step:
         run = self._run
         effects: list[Effect] = []
         try:
-            if isinstance(error, RuntimeError) and not self.rehearsal:
+            if isinstance(error, RuntimeError | DeviceFailed) and not self.rehearsal:
                 self._check_device()
             torn = self._latch is not None and self._latch.is_torn()
             changed = self.outcome is not Outcome.APPLIED and self._has_changed

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from argosy.transfer.devices import HostCopies as HostCopies
     from argosy.transfer.devices import PinnedMemory as PinnedMemory
     from argosy.transfer.devices import device_of as device_of
+    from argosy.transfer.devices import is_device_error as is_device_error
     from argosy.transfer.devices import pinned as pinned
     from argosy.transfer.devices import seed_devices as seed_devices
     from argosy.transfer.devices import synchronize as synchronize

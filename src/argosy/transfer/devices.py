@@ -63,6 +63,16 @@ def reported(device: "torch.device") -> Generator[None]:
         raise DeviceFailed(str(device), str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
+def is_device_error(error: BaseException | None) -> bool:
+    """Whether an accelerator's own error ended what raised this; lack of memory is not one."""
+    kind = getattr(sys.modules.get("torch"), "AcceleratorError", DeviceFailed)
+    while error is not None:
+        if isinstance(error, DeviceFailed | kind):
+            return True
+        error = error.__cause__
+    return False
+
+
 class DeviceFailed(ArgosyError):
     """An accelerator reported an error: this process cannot use it any more."""
 

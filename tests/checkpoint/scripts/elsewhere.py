@@ -38,7 +38,7 @@ def save_zero(rank: int, path: str) -> None:
     optimizer = zero(model)
     trained(model, optimizer, 3)
     with Saver(path) as saver:
-        saver.save({"model": model, "optimizer": optimizer}, 3).wait(60)
+        saver.save({"model": model, "optimizer": optimizer}, 3).wait(300)
     trained(model, optimizer, 3, seed=10)
     if rank == 0:
         torch.save(model.state_dict(), f"{path}/expected.pt")
@@ -64,7 +64,7 @@ def go_on_with_adamw(rank: int, path: str) -> None:
 
 def save_generators(rank: int, path: str) -> None:
     with Saver(path) as saver:
-        saver.save({"model": network(0), "random": torch.Generator().manual_seed(rank)}, 1).wait(60)
+        saver.save({"model": network(0), "random": torch.Generator().manual_seed(rank)}, 1).wait(300)
 
 
 def restore_generators(rank: int, path: str) -> None:
@@ -98,7 +98,7 @@ def save_own(rank: int, path: str) -> None:
             saver.save(state, 3)
         assert "Saver(..., replicated=[model])" in refused.value.hint
     with Saver(path, own=["expert"]) as saver:
-        saver.save(state, 3).wait(60)
+        saver.save(state, 3).wait(300)
     torch.save([model.state_dict(), optimizer.state_dict()], f"{path}/rank{rank}.pt")
     dist.barrier()
 
@@ -147,7 +147,7 @@ def cursors(rank: int) -> dict[str, object]:
 
 def save_cursors(rank: int, path: str) -> None:
     with Saver(path) as saver:
-        saver.save(cursors(rank), 1).wait(60)
+        saver.save(cursors(rank), 1).wait(300)
 
 
 def text_of(state: dict[str, object]) -> str:
@@ -175,7 +175,7 @@ def restore_cursors(rank: int, path: str) -> None:
 def save_and_restore_some_roles(rank: int, path: str) -> None:
     """Tensors that were left out stay as they are; what ranks share is restored."""
     with Saver(f"{path}/some") as saver:
-        saver.save(cursors(rank), 1, roles={"parameter", "buffer"}).wait(60)
+        saver.save(cursors(rank), 1, roles={"parameter", "buffer"}).wait(300)
     dist.barrier()
     state = cursors(rank + 10)
     restore(f"{path}/some", into=state, partial=True)

@@ -64,7 +64,7 @@ def main(directory: Path) -> None:
         kept = moment(made, coder)
         run = directory / str(saved)
         with Saver(run, sample=1, replicated=["*"] if saved is None else []) as saver:
-            saver.save({"m": made, "o": coder}, 1).wait(60)
+            saver.save({"m": made, "o": coder}, 1).wait(300)
         there, other = module(1)
         assert "blocks of 64 cells are cut" in refusal(lambda: restore(run, into={"m": there, "o": other}))  # noqa: B023
         assert not other.state[there.w], "nothing is made of what is refused"

@@ -270,7 +270,7 @@ class Supervisor:
     def __init__(self, ship):
         self.ship, self.store = ship, open_client(ship.store)
         self.pids, self.lives = {}, [0] * ship.size
-        self.deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "60"))
+        self.deadline = time.monotonic() + float(os.environ.get("VOYAGE_S", "200"))
 
     def start(self, rank):
         pid = os.fork()

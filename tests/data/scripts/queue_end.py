@@ -11,7 +11,7 @@ from pathlib import Path
 from argosy.data import Queue
 
 directory, verb, *words = sys.argv[1:]
-queue = Queue(Path(directory, "queue"), batch=8, capacity=24, patience_s=60)
+queue = Queue(Path(directory, "queue"), batch=8, capacity=24, patience_s=300)
 if verb == "put":
     for number in itertools.count(int(words[0])):
         queue.put({"number": number, "content": bytes(3000)})

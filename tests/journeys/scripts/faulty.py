@@ -4,6 +4,8 @@ import gc
 import sys
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,23 +15,30 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 FAULT, STEPS, WIDTH = sys.argv[1], int(sys.argv[2]), 192
 SLEEP_S = 0.05
+injected_s = 0.0
+"""How long the fault took, by this script's own clock."""
+
+
+@contextmanager
+def injected() -> Generator[None]:
+    """Measure a fault."""
+    global injected_s
+    began = time.perf_counter()
+    yield
+    injected_s += time.perf_counter() - began
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
-    """Numbers; a batch comes late if the data is slow. `took_s` is how long they took by this script's own clock."""
-
-    took_s = 0.0
+    """Numbers; a batch comes late if the data is slow."""
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        began = time.perf_counter()
         if FAULT == "slow_data":
-            time.sleep(SLEEP_S)
-        batch = [torch.full((WIDTH,), float(index % 7)) for index in indices]
-        self.took_s += time.perf_counter() - began
-        return batch
+            with injected():
+                time.sleep(SLEEP_S)
+        return [torch.full((WIDTH,), float(index % 7)) for index in indices]
 
 
 def hog() -> None:
@@ -62,20 +71,23 @@ def main() -> None:
         optimizer.zero_grad()
         loss = model(batch).square().mean()
         if FAULT == "slow_rank" and rank == 2:
-            time.sleep(SLEEP_S)
+            with injected():
+                time.sleep(SLEEP_S)
         loss.backward()
         optimizer.step()
         if step == STEPS // 2:
             disagree(rank)
         if FAULT == "gc_storm":
-            gc.collect()
+            with injected():
+                gc.collect()
         if FAULT == "leak":
             kept.append(torch.ones(1 << 20))  # 4 MiB
             time.sleep(SLEEP_S)  # Long enough to be measured a few times.
         if FAULT == "slow_disk" and rank == 0 and step % 4 == 0:
-            torch.save(Slow(model.module.state_dict()), Path("model.pt"))
+            with injected():
+                torch.save(Slow(model.module.state_dict()), Path("model.pt"))
     dist.barrier()
-    print(f"data took {samples.took_s:.6f} s", flush=True)
+    print(f"injected {injected_s:.6f} s", flush=True)
     dist.destroy_process_group()
 
 

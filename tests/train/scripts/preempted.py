@@ -22,7 +22,7 @@ def wait(place: str) -> None:
     if place != "forward" or run.step != 6 or go:
         return
     Path(directory, f"waits.{run.rank}").write_text(str(os.getpid()))
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not run.wish.is_urgent and time.monotonic() < deadline:
         time.sleep(0.01)
 

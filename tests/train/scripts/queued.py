@@ -14,7 +14,7 @@ BATCH = 6
 if role == "put":
     from argosy.data import Queue
 
-    queue = Queue(Path(directory, "queue"), BATCH, capacity=BATCH, patience_s=90.0)
+    queue = Queue(Path(directory, "queue"), BATCH, capacity=BATCH, patience_s=600.0)
     for number in range(int(words[0]), int(words[0]) + int(words[1])):
         queue.put(number)
         assert len(queue) <= BATCH + 2, "two others may have put at the same moment"
@@ -29,7 +29,7 @@ else:
     model = kinds.wrapped(run, torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     run.track(model=model, optimizer=optimizer)
-    queue = Queue(Path(directory, "queue"), BATCH, capacity=BATCH, patience_s=90.0)
+    queue = Queue(Path(directory, "queue"), BATCH, capacity=BATCH, patience_s=600.0)
     shot = Path(directory, "shot")
     for step in run.steps(until=int(words[0])):
         with step:

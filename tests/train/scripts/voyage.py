@@ -17,10 +17,13 @@ from argosy.collective import segment
 directory, kind, steps, *deaths = sys.argv[1:]
 run = argosy.Run(directory, seed=5, save_every=max(4, int(steps) // 20))
 me = f"{run.rank}.{run.crew.generation}"
+at = os.open(Path(directory, f"at.{run.rank}"), os.O_CREAT | os.O_WRONLY, 0o600)
+os.pwrite(at, b"start".ljust(16, b"\0"), 0)
 
 
 def place(name: str, step: int | None = None) -> None:
     """Somewhere in the life of a rank: if this is where it was said, it dies, or kills another one."""
+    os.pwrite(at, name.encode().ljust(16, b"\0"), 0)
     for death in deaths:
         death, _, victim = death.partition(">")
         who, where, *when = death.split(":")
@@ -46,7 +49,10 @@ def dying(function, name):
 training = kinds.KINDS[kind](run, place)
 with open(Path(directory, f"built.{run.rank}"), "a") as file:
     file.write(f"{os.getpid()}\n")
+with open(Path(directory, f"sees.{run.rank}"), "a") as file:
+    file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '-')}\n")
 segment.open_peer_segment = dying(segment.open_peer_segment, "meet")  # Not of rank 0, after all have said who they are.
+run.crew.meet = dying(run.crew.meet, "reform")
 run.healing.heal = dying(run.healing.heal, "heal")
 run.healing.take_local = dying(run.healing.take_local, "adopted")
 run.healing._catch_up = dying(run.healing._catch_up, "healed")

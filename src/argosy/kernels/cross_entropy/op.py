@@ -16,15 +16,9 @@ from argosy.kernels.contract import Kernel
 from argosy.kernels.cross_entropy.cases import cases
 from argosy.kernels.cross_entropy.cost import cost
 from argosy.kernels.cross_entropy.reference import reference
+from argosy.kernels.rows import chunk_rows, row_slopes_, row_stats
 
-LOGITS_BYTES = 16 << 20
-"""What one chunk of logits may take."""
 IGNORED = -100
-
-
-def chunk_rows(width: int, element: int) -> int:
-    """Rows of a chunk; a function of the sizes alone, so that the bits do not depend on the machine."""
-    return max(32, LOGITS_BYTES // max(1, width * element))
 
 
 @torch.library.custom_op("argosy::linear_cross_entropy", mutates_args=())
@@ -32,20 +26,16 @@ def fused(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     """The mean loss, and its gradients with respect to `hidden` and `weight`."""
     kept = targets != IGNORED
     count = kept.sum()
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-    rows = chunk_rows(weight.shape[0], weight.element_size())
+    rows = chunk_rows(weight.shape[0], weight)
     for first in range(0, hidden.shape[0], rows):
         part = slice(first, first + rows)
         logits = hidden[part] @ weight.t()
-        norm = logits.logsumexp(-1)
-        label = targets[part].clamp_min(0)[:, None]
-        losses = norm - logits.gather(1, label)[:, 0]
-        total += torch.where(kept[part], losses, 0.0).double().sum()
-        slope = logits.sub_(norm[:, None]).exp_()
-        slope.scatter_add_(1, label, torch.full_like(label, -1, dtype=slope.dtype))
-        slope.mul_((kept[part].to(slope.dtype) / count)[:, None])
-        slope.masked_fill_(~kept[part][:, None], 0.0)
+        label = targets[part].clamp_min(0)
+        norm, chosen = row_stats(logits, label)
+        total += torch.where(kept[part], norm - chosen, 0.0).double().sum()
+        slope = row_slopes_(logits, label, norm, kept[part].to(norm.dtype) / count)
         torch.mm(slope, weight, out=d_hidden[part])
         d_weight.addmm_(slope.t(), hidden[part])
     return (total / count).to(hidden.dtype), d_hidden, d_weight

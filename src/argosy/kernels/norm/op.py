@@ -14,6 +14,7 @@ from argosy.kernels.contract import Kernel
 from argosy.kernels.norm.cases import cases
 from argosy.kernels.norm.cost import cost
 from argosy.kernels.norm.reference import reference
+from argosy.kernels.rows import by_triton
 
 BLOCK = 1 << 16
 """Numbers that are summed at once in the sum's own order, whatever the number of threads."""
@@ -22,6 +23,10 @@ BLOCK = 1 << 16
 def squares(value: Tensor) -> Tensor:
     """The sum of squares in fp64, by blocks, so that the bits do not depend on threads."""
     flat = value.detach().reshape(-1)
+    if by_triton(flat):
+        from argosy.kernels.triton_rows import squares as by_blocks
+
+        return by_blocks(flat)
     whole = flat.numel() // BLOCK * BLOCK
     norms = [torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()]
     if whole:

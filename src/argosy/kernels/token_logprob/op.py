@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from argosy.kernels.contract import Kernel
-from argosy.kernels.cross_entropy.op import chunk_rows
+from argosy.kernels.rows import chunk_rows, row_slopes_, row_stats
 from argosy.kernels.token_logprob.cases import cases
 from argosy.kernels.token_logprob.cost import cost
 from argosy.kernels.token_logprob.reference import reference
@@ -22,12 +22,11 @@ from argosy.kernels.token_logprob.reference import reference
 def fused(hidden: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The log-probabilities, and the logarithm of each row's normaliser."""
     found, norms = hidden.new_empty(hidden.shape[0]), hidden.new_empty(hidden.shape[0])
-    rows = chunk_rows(weight.shape[0], weight.element_size())
+    rows = chunk_rows(weight.shape[0], weight)
     for first in range(0, hidden.shape[0], rows):
         part = slice(first, first + rows)
-        logits = hidden[part] @ weight.t()
-        norms[part] = logits.logsumexp(-1)
-        found[part] = logits.gather(1, tokens[part][:, None])[:, 0] - norms[part]
+        norm, chosen = row_stats(hidden[part] @ weight.t(), tokens[part])
+        norms[part], found[part] = norm, chosen - norm
     return found, norms
 
 
@@ -40,13 +39,10 @@ def _(hidden: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def slopes(grad: Tensor, hidden: Tensor, weight: Tensor, tokens: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients with respect to `hidden` and `weight`."""
     d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-    rows = chunk_rows(weight.shape[0], weight.element_size())
+    rows = chunk_rows(weight.shape[0], weight)
     for first in range(0, hidden.shape[0], rows):
         part = slice(first, first + rows)
-        slope = (hidden[part] @ weight.t()).sub_(norms[part][:, None]).exp_().neg_()
-        label = tokens[part][:, None]
-        slope.scatter_add_(1, label, torch.ones_like(label, dtype=slope.dtype))
-        slope.mul_(grad[part][:, None])
+        slope = row_slopes_(hidden[part] @ weight.t(), tokens[part], norms[part], -grad[part])
         torch.mm(slope, weight, out=d_hidden[part])
         d_weight.addmm_(slope.t(), hidden[part])
     return d_hidden, d_weight

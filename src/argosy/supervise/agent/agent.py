@@ -151,6 +151,8 @@ class Agent:
             performer.recover(name)
         for child in warden.inherited:
             performer.reported(Forked(child))
+        for name in self._hosted:
+            performer.compare_pauses(name)
         self._decisions.feed(ForHost(WardenCame()))
         warden.clear_shelf()
         warden.hear = performer.reported

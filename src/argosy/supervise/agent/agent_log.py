@@ -33,6 +33,10 @@ class AgentLog:
         return self._journal.trouble
 
     @property
+    def is_empty(self) -> bool:
+        return not self._bytes
+
+    @property
     def is_long(self) -> bool:
         return self._bytes > max(BYTES_MAX, 2 * self._first_bytes)
 
@@ -60,9 +64,9 @@ class AgentLog:
             self._journal, self._bytes, self._first_bytes = RetryingJournal(self._path), len(payload), len(payload)
 
 
-def recall(runtime: Path) -> tuple[NodeState, list[Numbered]]:
-    """Replay the log: the state that it leads to, and the effects to perform now."""
-    return recover(socket.gethostname(), _records(runtime))
+def recall(runtime: Path, name: str = "") -> tuple[NodeState, list[Numbered]]:
+    """Replay the log: the state that it leads to, and the effects to perform now. `name` is for an empty log."""
+    return recover(name or socket.gethostname(), _records(runtime))
 
 
 def _records(runtime: Path) -> Iterator[LogRecord]:

@@ -14,6 +14,7 @@ from argosy.control import (
     ForRun,
     HostTick,
     HostWakeAt,
+    Known,
     LogRecord,
     NodeEffect,
     NodeEvent,
@@ -33,9 +34,11 @@ from argosy.supervise.agent.agent_log import AgentLog, recall
 class Decisions:
     """The state of this node's machines; `perform` does what they ask for."""
 
-    def __init__(self, runtime: Path, perform: Callable[[NodeEffect], None]) -> None:
-        self.state, pending = recall(runtime)
+    def __init__(self, runtime: Path, perform: Callable[[NodeEffect], None], name: str = "") -> None:
+        self.state, pending = recall(runtime, name)
         self.log = AgentLog(runtime)
+        if self.log.is_empty:  # Its runs know the node by this name, whatever the host is called later.
+            self.log.append([Known(self.state)])
         self.clock = Clock(not_before=self.state.now)
         self._perform = perform
         self._unwritten: list[LogRecord] = []

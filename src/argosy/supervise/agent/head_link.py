@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from argosy.control import AcceptRun, Acknowledged, Connected, Letter, Report
+from argosy.control import ABANDONED_S, AcceptRun, Acknowledged, Connected, Letter, Report
 from argosy.core import ArgosyError
 from argosy.fabric import Link, SecureLink, connect_secure
 from argosy.supervise.agent.decisions import Decisions
@@ -42,10 +42,8 @@ from argosy.supervise.records.membership import Membership, own_address
 
 HEAD_PEER = "head"
 AGAIN_S = 0.3
-ABANDONED_S = 600.0
-"""After this long without a head, nobody will come for the host's ranks."""
 DISMISSED_S = 20.0
-"""The same, once the engine has told the host to end. A head that can be reached ends the run in its own time."""
+"""How long a host without its head waits for it, once the engine has told it to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,12 @@ class HeadedRun:
         self._hosted.footprint.groups = {
             fact.rank: fact.pid for fact in recorded if isinstance(fact, facts.RankStarted)
         }
+        pauses = {fact.rank: fact for fact in recorded if isinstance(fact, facts.RankPaused)}
+        self._hosted.paused = {
+            rank.index: fact.signal
+            for rank, fact in pauses.items()
+            if not fact.resumed and rank == self.state.rank(rank.index)
+        }
 
     @property
     def name(self) -> str:

@@ -142,11 +142,14 @@ class HostedRun:
         for path in (self.logs, self.files, self.memory):
             path.mkdir(parents=True, exist_ok=True)
 
-    def spec(self, rank: RankId, store_at: tuple[str, int], view: int, *, store: bool) -> RankSpec:
-        """What is particular to one rank; it finds its store at an address and port, which serves if `store`."""
+    def spec(self, rank: RankId, store_at: tuple[str, int], view: int, *, store: bool, device: str = "") -> RankSpec:
+        """What is particular to one rank; it finds its store at an address and port, which serves if `store`.
+
+        `device` is the only accelerator that it sees, if that is not the one of the launch.
+        """
         stem = f"{rank.index}.{rank.generation}"
         launch = self.launch if store else msgspec.structs.replace(self.launch, store=False)
-        variables = rank_variables(launch, rank.index, rank.generation, store_at[1], store_at[0])
+        variables = rank_variables(launch, rank.index, rank.generation, store_at[1], store_at[0], device)
         variables["ARGOSY_RUN"] = self.name
         variables["ARGOSY_VIEW"] = str(view)
         variables["ARGOSY_MEMORY"] = str(self.memory)

@@ -1,6 +1,7 @@
 """Performs what the machines of `control` decide, and passes on what the processes of this host report."""
 
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from argosy.supervise.agent.rank_processes import RankProcesses, Starters
 from argosy.supervise.agent.torch_stores import TorchStores
 from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.agent.zygote_links import ZygoteLinks
+from argosy.supervise.evidence.proc_sample import read_proc
 from argosy.supervise.messages import (
     ORPHAN,
     ChildExited,
@@ -170,6 +172,8 @@ class Performer:
         for name in {child.run for child in hello.children} & set(self._hosted):
             self.ranks.recover(name)
         self.zygotes.came(link, hello)
+        for name in {child.run for child in hello.children} & set(self._hosted):
+            self.compare_pauses(name)
         for name in self._hosted:
             self._stores.watch(name)
 
@@ -203,6 +207,14 @@ class Performer:
                     child = self.ranks.find(child.process)
                 if child is not None and child.what == "rank" and child.run in self._hosted:
                     self._pause(child.run, child.rank.index, number)
+
+    def compare_pauses(self, name: str) -> None:
+        """Report which ranks were stopped by a signal, or continued, while no agent heard of it."""
+        run, local_run = self._hosted[name], self._decisions.state.host.runs.get(name)
+        for index, local in local_run.ranks.items() if local_run is not None else ():
+            sample = read_proc(local.process.pid) if local.process is not None else None
+            if sample is not None and sample.state != "t" and (sample.state == "T") != (index in run.paused):
+                self._pause(name, index, signal.SIGSTOP if sample.state == "T" else 0)
 
     def _pause(self, name: str, index: int, number: int) -> None:
         """A rank was stopped by a signal (0: it continues)."""

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from argosy.core import ProcessId, RankId
-from argosy.supervise.cgroup import kill_leaf, kill_marked, make_leaf, remove_leaf
+from argosy.supervise.cgroup import KILLED_S, kill_leaf, kill_marked, make_leaf, remove_leaf
 from argosy.supervise.processes import send_signal
 
 LEAVE_S = 0.5
-KILLED_S = 1.0
 
 
 class RankFootprint:
@@ -31,8 +30,9 @@ class RankFootprint:
         Of those who had its place only the last one's page is kept: a long run replaces many.
         """
         self.ordered.add(rank)
-        for past in self._memory.glob(f"{rank.index}.{rank.generation - 2}.page*"):
-            past.unlink(missing_ok=True)
+        if rank.generation >= 2:  # The first launch looks through no directory for each of its ranks.
+            for past in self._memory.glob(f"{rank.index}.{rank.generation - 2}.page*"):
+                past.unlink(missing_ok=True)
         return make_leaf(self._cgroup, self._name(rank))
 
     def page(self, rank: RankId) -> str:
@@ -64,12 +64,15 @@ class RankFootprint:
         """
         ranks = {*self.groups, *self.ordered}
         if self._cgroup is None:
-            groups = list(self.groups.values())
-            if any(_has_group(group) for group in groups):
+            groups = [group for group in self.groups.values() if _has_group(group)]
+            if groups:
                 time.sleep(LEAVE_S)
             for group in groups:
                 with contextlib.suppress(OSError):
                     os.killpg(group, signal.SIGKILL)
+            deadline = time.monotonic() + KILLED_S
+            while any(map(_has_group, groups)) and time.monotonic() < deadline:
+                time.sleep(0.002)
             self.sweep(ranks)
             return
         leaves = self._remove({self.leaf(rank) for rank in ranks}, LEAVE_S)

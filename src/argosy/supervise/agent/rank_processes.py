@@ -20,6 +20,7 @@ from argosy.control import (
     ChildForked,
     ChildRefused,
     ChildSilent,
+    DeviceFault,
     EnvironmentLost,
     ForHost,
     ForkRanks,
@@ -37,6 +38,7 @@ from argosy.supervise.agent.torch_stores import TorchStores
 from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.agent.zygote_links import ZygoteLinks
 from argosy.supervise.evidence.oom import OomWatch
+from argosy.supervise.evidence.xid import KernelLog
 from argosy.supervise.messages import Child, ChildExited, Fork, RankSpec, Spawn
 from argosy.supervise.processes import open_process, send_signal, zombie_status
 from argosy.supervise.records.exits import read_exits
@@ -54,7 +56,7 @@ class RankProcesses:
     ) -> None:
         self._decisions, self._runs, self._starters, self._selector = decisions, runs, starters, selector
         self._pidfds: dict[tuple[str, RankId], int] = {}
-        self._oom = OomWatch()
+        self._oom, self._kernel_log = OomWatch(), KernelLog()
 
     # --- effects
 
@@ -139,8 +141,16 @@ class RankProcesses:
         if not status.ok and not local.asked:  # What follows depends on how far the ranks were.
             self.read_pages(child.run)
         oom = self._oom.explain(child.process, status, asked=local.asked)
-        ended = ChildEnded(child.run, child.rank, status, oom, message.cpu_s, message.max_rss_bytes)
+        device = None if status.ok or local.asked else self._device_fault(child.run, local, child.process)
+        ended = ChildEnded(child.run, child.rank, status, oom, message.cpu_s, message.max_rss_bytes, device)
         self._end(child.run, child.rank, ended)
+
+    def _device_fault(self, name: str, local: LocalRank, process: ProcessId) -> DeviceFault | None:
+        """What the kernel's log says of the device of a rank that failed."""
+        launch = self._runs[name].launch if name in self._runs else None
+        own = launch.devices[local.rank.index % launch.ranks_per_host] if launch and launch.devices else ""
+        began_s = process.start / os.sysconf("SC_CLK_TCK")
+        return self._kernel_log.explain(process.pid, local.device or own, began_s)
 
     def _end(self, run: str, rank: RankId, event: ChildEnded) -> None:
         if (fd := self._pidfds.pop((run, rank), None)) is not None:
@@ -231,7 +241,9 @@ class Starters:
         if not asked.key:
             self._stores.release(run.name)
         at, serves = (asked.address, asked.port), self._stores.serves(run.name)
-        specs = [run.spec(rank, at, asked.view, store=serves) for rank in ranks]
+        specs = [
+            run.spec(rank, at, asked.view, store=serves, device=asked.devices.get(rank.index, "")) for rank in ranks
+        ]
         environment = run.environment
         with_stdin = environment.stdin is not None and ranks[0] == RankId("main", 0, 0)
         if not asked.key:

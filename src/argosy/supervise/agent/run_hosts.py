@@ -23,12 +23,13 @@ from argosy.control import (
     Connected,
     ForRun,
     HostGone,
-    HostSilent,
+    HostSilence,
     Launch,
     Letter,
     Order,
     RunState,
     StopWanted,
+    silence_of_returning,
 )
 from argosy.core import ArgosyError, RankId, host_label
 from argosy.fabric import (
@@ -71,20 +72,9 @@ from argosy.supervise.messages import GiveHostsBack, HostTickets, RankSpec, Spaw
 from argosy.supervise.records.membership import HostNeeds, Membership
 
 AUTHORITY = "authority.json"
-SILENT_S = 2.0
-"""A host that was not heard of for this long is suspected, or for longer where it has been slow before."""
-SLOWNESS = 4.0
-"""How much longer than its longest pause of late a host has to be silent."""
-FORGET = 0.98
-"""What one beat leaves of the longest pause."""
-RETURN_S = 20.0
-"""How long hosts have to find a new agent of the head."""
-JOIN_S = 180.0
 GIVE_BACK_S = 30.0
 NOTICE_S = 3.0
 """An engine that ends hosts usually tells `argosy run` as well: a second wish to stop would end the grace."""
-TURN_MAX_S = 0.5
-"""A turn of the loop that took longer says more about this agent than about the hosts."""
 
 
 @dataclass(slots=True)
@@ -93,12 +83,8 @@ class MemberHost:
 
     peer: str
     """Its name among the nodes that this agent knows: several runs may have hosts of one name."""
-    limit_s: float
+    silence: HostSilence = field(default_factory=HostSilence)
     link: SecureLink[ToHead] | None = None
-    joined: bool = False
-    silent_s: float = 0.0
-    pause_s: float = 0.0
-    """Its longest pause of late."""
     clock: ClockBounds = field(default_factory=ClockBounds)
     ends_at: float | None = None
     """When the run is stopped, because the engine has told the host to end."""
@@ -168,7 +154,7 @@ class RunHosts:
         listener = listen_secure(TlsAddress("0.0.0.0", 0))
         self._warden.hold(f"hosts:{self.name}", listener.fileno())
         self._listen(listener)
-        self._hosts.update((name, MemberHost(f"{name}@{self.name}", JOIN_S)) for name in names)
+        self._hosts.update((name, MemberHost(f"{name}@{self.name}")) for name in names)
         return [host.peer for host in self._hosts.values()]
 
     def recover(self) -> None:
@@ -176,7 +162,7 @@ class RunHosts:
         state, fd = self._state, self._warden.shelf.pop(f"hosts:{self.name}", None)
         known = () if state is None else (*state.hosts, *state.spares, *state.lost)
         for peer in [peer for peer in known if peer.endswith(f"@{self.name}")]:
-            self._hosts[host_label(peer)] = MemberHost(peer, RETURN_S, joined=True)
+            self._hosts[host_label(peer)] = MemberHost(peer, silence_of_returning())
         with suppress(OSError, msgspec.MsgspecError):
             self._authority = msgspec.json.decode((self._hosted.files / AUTHORITY).read_bytes(), type=RunAuthority)
         if fd is not None:
@@ -208,7 +194,7 @@ class RunHosts:
         """The engine says that a host is lost."""
         if name in self._hosts and self._back is None:
             host = self._hosts[name]
-            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.joined)))
+            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.silence.joined)))
 
     def dropped(self, link: Link[ToAgent]) -> None:
         """A connection within this host ended; the process that gives hosts comes back, or is gone."""
@@ -253,7 +239,7 @@ class RunHosts:
         try:
             host.link.flush()
             for message in host.link.receive():
-                host.pause_s, host.silent_s = max(host.silent_s, FORGET * host.pause_s), 0.0
+                host.silence.hear()
                 self._hear(host, message)
         except ArgosyError as error:
             print(f"agent: host {host_label(host.peer)}: {error}", file=sys.stderr, flush=True)
@@ -277,7 +263,7 @@ class RunHosts:
                 self.ended(host_label(host.peer), f"it is not used: {unfit}")
                 host.send(Dismissed())
             case HostHello(taken):
-                host.joined, host.limit_s, host.pause_s = True, SILENT_S, 0.0
+                host.silence.join()
                 mail = self._decisions.state.mail.get(host.peer)
                 environment = self._hosted.environment.content
                 host.send(HeadHello(0 if mail is None else mail.taken, environment))
@@ -314,7 +300,7 @@ class RunHosts:
     def post(self, letter: Letter) -> None:
         """Send an order; one that finds no link waits in the mail."""
         host = self._hosts.get(host_label(letter.peer))
-        if host is not None and host.joined and isinstance(letter.content, Order):
+        if host is not None and host.silence.joined and isinstance(letter.content, Order):
             host.send(OrderPosted(letter.number, letter.run, letter.content))
 
     def pass_signal(self, number: int) -> None:
@@ -330,12 +316,12 @@ class RunHosts:
 
     def turn(self, now: float) -> None:
         """Flush, say that the head is there, and suspect who was silent for too long."""
-        passed_s, self._turned_at = min(now - self._turned_at, TURN_MAX_S), now
+        passed_s, self._turned_at = now - self._turned_at, now
         self._accept()
         beat = now >= self._beat_at
         self._beat_at = now + BEAT_S if beat else self._beat_at
         for host in self._hosts.values():
-            if host.link is not None and host.joined:
+            if host.link is not None and host.silence.joined:
                 mail = self._decisions.state.mail.get(host.peer)
                 if beat:
                     host.send(Beat(0 if mail is None else mail.taken, time.time()))
@@ -347,25 +333,19 @@ class RunHosts:
                 if self._state is not None and not self._state.final:
                     by = f"the engine, which ends host {host_label(host.peer)}"
                     self._decisions.feed(ForRun(self.name, StopWanted(by, signal.SIGTERM)))
-            self._measure_silence(host, passed_s)
+            self._wait(host, passed_s)
         left = self._provider is not None or any(host.link is not None for host in self._hosts.values())
         if self._back is not None and (now >= self._back[0] or not left):
             then = self._back[1]
             self.close()
             then()
 
-    def _measure_silence(self, host: MemberHost, passed_s: float) -> None:
+    def _wait(self, host: MemberHost, passed_s: float) -> None:
         state = self._state
-        host.silent_s += passed_s
-        limit_s = max(host.limit_s, SLOWNESS * host.pause_s)
-        if host.silent_s < limit_s or self._back is not None or state is None or host.peer in state.lost:
-            return
-        host.silent_s = 0.0
-        if host.joined:
-            self._decisions.feed(ForRun(self.name, HostSilent(host.peer)))
-        else:
-            reason = f"it did not join within {host.limit_s:.0f} s"
-            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.joined)))
+        if self._back is None and state is not None and host.peer not in state.lost:
+            told = host.silence.wait(passed_s, host.peer)
+            if told is not None:
+                self._decisions.feed(ForRun(self.name, told))
 
     def close(self) -> None:
         """Let go of port and links."""

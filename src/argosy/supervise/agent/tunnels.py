@@ -124,6 +124,7 @@ class Tunnels:
         if isinstance(content, OpenTunnel):
             try:
                 self._ends[number] = TunnelEnd(lambda said: self._tell(number, said), self._open(content))
+                self._tell(number, TunnelTook(STDIN))  # There is somebody to take a first piece.
             except OSError as error:
                 self._tell(number, TunnelClosed(127, f"{error.strerror}: {error.filename or content.argv[:1]}"))
             except LookupError as error:

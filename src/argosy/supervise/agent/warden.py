@@ -4,7 +4,7 @@ It starts and restarts the agent, starts zygotes and executed ranks, reaps what 
 descriptors on a shelf for the next agent. It holds no user code, no torch, and decides nothing.
 
 W1  One warden per runtime directory: a lock on `warden.lock` says who.
-W2  The agent is restarted whenever it ends before `Quit`; after five quick deaths, slower.
+W2  The agent is restarted whenever it ends before `Quit`.
 W3  After `Quit` no descendant, no zygote of a killed warden, and no file of the runtime directory is left; nor the
     directory itself, if Argosy made it.
 W4  It serves its own directory. A directory that was removed is never written to again, nor is a new one at its path.
@@ -19,14 +19,16 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import setproctitle
 
+from argosy.control import AGENT_DEATHS_MAX, agent_delay_s
 from argosy.core import ArgosyError, RankId
 from argosy.fabric import Link, accept, listen, made_directories, peer_credentials, shared_memory_dir
 from argosy.supervise.cgroup import remove_parent
-from argosy.supervise.daemons import daemon_argv
+from argosy.supervise.daemons import daemon_argv, is_runtime_file
 from argosy.supervise.environment import open_environment
 from argosy.supervise.lifeline import Lifeline
 from argosy.supervise.messages import (
@@ -50,20 +52,6 @@ from argosy.supervise.rank.reaper import Reaper
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUIT_S = 5.0
-OWN_FILES = (
-    *(
-        "*.sock",
-        "warden.out",
-        "agent.out",
-        "zygote-*.out",
-        "agent.log",
-        "member.json",
-        "exits",
-        "lifeline",
-        "warden.lock",
-    ),
-    *("keeper-*.sock.*", "made"),
-)
 
 
 class Warden:
@@ -78,7 +66,7 @@ class Warden:
         self.agent_pidfd = open_process(process_id(agent_pid)) if agent_pid else None
         """Of an agent that an earlier warden started: it is not our child."""
         self.agent_pid = 0 if self.agent_pidfd is None else agent_pid
-        self.agent_deaths: list[float] = []
+        self.agent_deaths: deque[float] = deque(maxlen=AGENT_DEATHS_MAX)
         self.shelf: dict[str, int] = {}
         self.quitting = False
         self.lifeline = Lifeline(runtime)
@@ -88,8 +76,7 @@ class Warden:
         restart_at: float | None = None
         while not self.quitting:
             if self.agent_pid == 0 and restart_at is None:
-                self.agent_deaths = [t for t in self.agent_deaths if time.monotonic() - t < 60]
-                restart_at = time.monotonic() + (0.0 if len(self.agent_deaths) < 5 else 2.0)  # W2
+                restart_at = time.monotonic() + agent_delay_s(self.agent_deaths, time.monotonic())  # W2
             if restart_at is not None and time.monotonic() >= restart_at:
                 if not self.lifeline.in_place:  # W4
                     break
@@ -244,8 +231,9 @@ class Warden:
         remove_parent(self.runtime)
         shutil.rmtree(shared_memory_dir(self.runtime), ignore_errors=True)
         shutil.rmtree(self.runtime / "runs", ignore_errors=True)
-        for pattern in OWN_FILES:  # By name: the directory may be one that the user chose and uses.
-            for path in self.runtime.glob(pattern):
+        for path in list(self.runtime.glob("*")):
+            # By name: the directory may be one that the user chose and uses.
+            if is_runtime_file(path.name) and path.name != "runs":
                 path.unlink(missing_ok=True)
         for directory in made:
             with contextlib.suppress(OSError):

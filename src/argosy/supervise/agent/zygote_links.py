@@ -49,7 +49,7 @@ class ZygoteLinks:
         python, log = run.launch.python, str(self._runtime / f"zygote-{effect.key}.out")
         argv = [python[0], *python[1:], "-u", "-c", PROGRAM, str(self._runtime), effect.key]
         spec = RankSpec(RankId("zygote", 0), dict(PRELOAD_ENV), log, log, defaults=rank_defaults(run.launch))
-        message = Spawn(effect.key, spec, argv, "/", 0o077, what="zygote", secrets=False)
+        message = Spawn(effect.key, spec, argv, "/", 0o077, what="zygote")
         self._warden.send(message, [run.environment.sealed])
 
     def import_in(self, effect: ImportIn) -> None:

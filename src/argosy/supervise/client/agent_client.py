@@ -48,13 +48,13 @@ def connect_agent(runtime: Path | None = None) -> Link[ToClient]:
     return connect((runtime or runtime_dir()) / "agent.sock", to_client, "the agent")
 
 
-def reach_agent(start_after_s: float = 0.0) -> Link[ToClient]:
+def reach_agent(start_after_s: float = 0.0, runtime: Path | None = None) -> Link[ToClient]:
     """Connect to the agent; start warden and agent if none answers for `start_after_s`.
 
     Raises:
         DeadlinePassed: they did not come up.
     """
-    runtime = runtime_dir()
+    runtime = runtime or runtime_dir()
     deadline = time.monotonic() + START_S
     start_at = time.monotonic() + start_after_s
     while True:
@@ -147,17 +147,17 @@ def rejoin(welcome: Welcome, give_up: Callable[[], bool] = lambda: False) -> Lin
     return None
 
 
-def end_daemons(by: str, timeout_s: float) -> None:
-    """Let the daemons stop all runs and end, and wait for that.
+def end_daemons(by: str, timeout_s: float, runtime: Path | None = None, *, lost: bool = False) -> None:
+    """Let the daemons stop all runs and end, and wait for that; those of this user are started if there are none.
 
     Raises:
         PeerLost: they are being killed; what they left is there for the next ones to remove.
         DeadlinePassed: they have not ended.
     """
-    agent = reach_agent()
-    warden = connect(runtime_dir() / "warden.sock", to_client, "the warden")
+    agent = reach_agent() if runtime is None else connect_agent(runtime)
+    warden = connect((runtime or runtime_dir()) / "warden.sock", to_client, "the warden")
     try:
-        ask(agent, Shutdown(by))
+        ask(agent, Shutdown(by, lost))
         with contextlib.suppress(PeerLost):
             warden.wait(timeout_s)  # It says nothing, and closes the link when it ends.
     finally:

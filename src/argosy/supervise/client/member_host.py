@@ -8,18 +8,17 @@ import signal
 import time
 from pathlib import Path
 
-from argosy.core import ArgosyError, ConfigError, DeadlinePassed, PeerLost
-from argosy.fabric import connect, make_runtime, shared_memory_path
+from argosy.core import ArgosyError, ConfigError, DeadlinePassed
+from argosy.fabric import make_runtime, shared_memory_path
 from argosy.supervise.cgroup import remove_parent
-from argosy.supervise.client.agent_client import ask, connect_agent
-from argosy.supervise.daemons import start_warden
-from argosy.supervise.messages import Shutdown, to_client
+from argosy.supervise.client.agent_client import end_daemons, reach_agent
 from argosy.supervise.records.membership import Membership, write_membership
 from argosy.supervise.records.owner import is_inhabited
 
-START_S = 60.0
 END_S = 60.0
 """How long the head may take to end the run, and this host its part of it."""
+YOUNG_S = 120.0
+"""Daemons of a directory that is younger may be about to start."""
 REFUSED_S = 10.0
 TURN_S = 0.2
 GONE_S = 3.0
@@ -42,8 +41,7 @@ def serve_as_host(membership: Membership, runtime: Path, *, tied: bool = False) 
     wanted: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: wanted.append(number))
-    start_warden(runtime)
-    _wait_for_agent(runtime)
+    reach_agent(runtime=runtime).close()
     gone_since: float | None = None
     while not wanted:
         if is_inhabited(runtime):
@@ -93,19 +91,8 @@ def clear_dead_hosts(home: Path) -> None:
     """
     with contextlib.suppress(OSError):
         for note in home.glob("*/member.json"):
-            if time.time() - note.stat().st_mtime > START_S:  # A younger one may be about to start its daemons.
+            if time.time() - note.stat().st_mtime > YOUNG_S:
                 clear_host(note.parent)
-
-
-def _wait_for_agent(runtime: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        with contextlib.suppress(PeerLost):
-            connect_agent(runtime).close()
-            return
-        if time.monotonic() > deadline:
-            raise DeadlinePassed("the start of Argosy's daemons", START_S, hint=f"see {runtime}/*.out")
-        time.sleep(0.01)
 
 
 def _shut_down(runtime: Path, *, lost: bool = False) -> None:
@@ -115,13 +102,5 @@ def _shut_down(runtime: Path, *, lost: bool = False) -> None:
         if time.monotonic() > deadline:
             raise DeadlinePassed("the end of Argosy's daemons", END_S)
         with contextlib.suppress(ArgosyError):
-            warden = connect(runtime / "warden.sock", to_client, "the warden")
-            agent = connect_agent(runtime)
-            try:
-                ask(agent, Shutdown("the engine that gave this host", lost), timeout_s=5.0)
-                with contextlib.suppress(PeerLost):
-                    warden.wait(END_S)  # It says nothing, and closes the link when it ends.
-            finally:
-                agent.close()
-                warden.close()
+            end_daemons("the engine that gave this host", END_S, runtime, lost=lost)
         time.sleep(0.02)

@@ -12,13 +12,22 @@ from typing import Protocol
 
 import msgspec
 
-from argosy.control import EvidenceTaken, Hung, Launch, RunEvent, RunState, facts
+from argosy.control import (
+    EvidenceTaken,
+    HangPolicy,
+    Hung,
+    Launch,
+    RunEvent,
+    RunState,
+    Suspect,
+    decide_hang_end,
+    facts,
+)
 from argosy.core import RankId
 from argosy.observe import Flag, RankProgress
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.evidence.frames import Stack
 from argosy.supervise.evidence.hang_samples import HangWatch, Tracker
-from argosy.supervise.evidence.hang_suspect import HangPolicy, Suspect
 from argosy.supervise.evidence.hang_verdict import Busy, Hang, judge
 from argosy.supervise.evidence.incident import (
     Exit,
@@ -26,6 +35,7 @@ from argosy.supervise.evidence.incident import (
     crash_incident,
     first_failure,
     incident_id,
+    read_incidents,
     summarise,
     write_incident,
 )
@@ -84,6 +94,8 @@ class Evidence:
         self._suspect: Suspect | None = None
         self._crash: tuple[RankId, str] | None = None
         self._hang: tuple[Hang, Incident] | None = None
+        self._inherited: Incident | None = None
+        """A hang that an earlier agent reported, until the first sample."""
         self._sampled_at = 0.0
 
     @property
@@ -100,7 +112,8 @@ class Evidence:
                 self._hang = None
             case facts.RankExited(rank=rank, status=status):
                 self._tracker.exited(rank.index, status)
-                self._exits.append(Exit(rank=rank, status=status, at=fact.at, asked=fact.asked, oom=fact.oom))
+                why = {"oom": fact.oom, "device": fact.device}
+                self._exits.append(Exit(rank=rank, status=status, at=fact.at, asked=fact.asked, **why))
             case _:
                 pass
 
@@ -110,6 +123,10 @@ class Evidence:
             self.follow(fact)
             if isinstance(fact, facts.IncidentTaken):
                 self._exits = [exit for exit in self._exits if exit.status.ok]
+        told = [fact for fact in recorded if isinstance(fact, facts.HangSeen | facts.HangEnded | facts.RankStarted)]
+        if told and isinstance(hang := told[-1], facts.HangSeen):  # It was not taken back.
+            known = read_incidents(self._run.directory)
+            self._inherited = next((incident for incident in known if incident.id == hang.incident), None)
 
     def take(self, first: RankId, cause: str) -> None:
         """Begin to take evidence of a failure; ends with the event `EvidenceTaken`."""
@@ -162,6 +179,8 @@ class Evidence:
 
     def _sample(self, now: float) -> None:
         self._track(now)
+        if self._inherited is not None:
+            self._hang, self._inherited = (self._resume_hang(self._inherited, now), self._inherited), None
         if self._taking is not None or self._run.state.takedowns or self._run.is_blind:
             return
         views = self._tracker.views()
@@ -198,23 +217,32 @@ class Evidence:
         seen = facts.HangSeen(at=time.time(), summary=verdict.headline, incident=incident.id)
         self._write(lambda: incident, stacks, lambda _: run.tell_fact(seen))
 
+    def _resume_hang(self, incident: Incident, now: float) -> Hang:
+        """Follow a hang that an earlier agent reported: it ends when the ranks move from here on."""
+        views = [view for view in self._tracker.views() if view.exited is None]
+        self._watch.take_over(views)
+        culprits = (incident.first.index,) if incident.first is not None else ()
+        stuck = tuple(view.index for view in views)
+        return Hang(incident.headline, incident.cause, culprits, since=now, stuck=stuck)
+
     def _follow_hang(self, now: float) -> None:
         """Report that a hang ended, or treat it as a failure when it lasts too long."""
         if self._hang is None:
             return
         hang, incident = self._hang
-        timeout_s = self._run.launch.hang_timeout_s
+        lasted_s = max(now - hang.since, time.time() - incident.at)  # The second of one that an earlier agent reported.
         moved = hang.moved(self._tracker.views())
-        if all(moved):
-            self._hang = None
-            lasted_s = now - hang.since
+        end = decide_hang_end(now - lasted_s, moved, self._run.launch.hang_timeout_s, now)
+        if end == "lasts":
+            return
+        self._hang = None
+        if end == "over":
             recovered = msgspec.structs.replace(incident, recovered_after_s=lasted_s)
             ended = facts.HangEnded(at=time.time(), incident=incident.id, lasted_s=lasted_s)
             self._write(lambda: recovered, None, lambda _: self._run.tell_fact(ended))
-        elif timeout_s is not None and not any(moved) and now - hang.since >= timeout_s:
-            self._hang = None
+        else:
             culprit = hang.culprits[0] if hang.culprits else 0
-            self._run.feed(Hung(culprit, f"hung for {now - hang.since:.0f} s"))
+            self._run.feed(Hung(culprit, f"hung for {lasted_s:.0f} s"))
 
     def _write_crash(self, stacks: dict[int, Stack]) -> None:
         assert self._crash is not None

@@ -1,6 +1,7 @@
 """Turn samples of the ranks' progress into views, and say once per silence that it is suspicious. Pure.
 
-Samples come about four times a second; times are the caller's. What is suspicious is decided in `hang.py`.
+Samples come about four times a second; times are the caller's. What is suspicious is decided in
+`control/hang_suspect.py`.
 """
 
 import os
@@ -10,9 +11,9 @@ from statistics import median
 
 import msgspec
 
+from argosy.control import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.core import WaitStatus
 from argosy.observe import Flag, Phase, RankProgress
-from argosy.supervise.evidence.hang_suspect import GroupView, HangPolicy, Healthy, RankView, Suspect, decide_hang
 from argosy.supervise.evidence.hang_verdict import Busy, Hang
 from argosy.supervise.evidence.proc_sample import ProcSample
 
@@ -112,6 +113,10 @@ class HangWatch:
                 self._after_s = after_s
             case Hang():
                 self._reported = True
+
+    def take_over(self, views: Sequence[RankView]) -> None:
+        """An earlier agent has reported that these ranks hang."""
+        self._answered, self._reported = {view.index: view.changed_at for view in views}, True
 
     def _moved(self, view: RankView) -> bool:
         before = self._answered.get(view.index)

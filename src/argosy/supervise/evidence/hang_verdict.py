@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from argosy.control import Culprit, CulpritKind, RankView, Suspect, Wait
 from argosy.core import WaitStatus, format_ranks
 from argosy.supervise.evidence.frames import Stack, place
-from argosy.supervise.evidence.hang_suspect import Culprit, Kind, RankView, Suspect, Wait
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def judge(suspect: Suspect, stacks: Mapping[int, Stack]) -> Busy | Hang:
 
 
 _FORMS = "init_process_group"
-_GRAVEST_FIRST: tuple[Kind, ...] = ("stopped", "exited", "blocked", "spinning", "ending", "elsewhere")
+_GRAVEST_FIRST: tuple[CulpritKind, ...] = ("stopped", "exited", "blocked", "spinning", "ending", "elsewhere")
 _LONG_WORK = (
     # Not all of _dynamo and _inductor: a compiled model that merely runs shows their wrappers too.
     ("compiles", ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py", "/triton/compiler/")),

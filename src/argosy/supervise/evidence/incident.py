@@ -29,6 +29,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
     asked: bool = False
     oom: str = ""
+    device: str = ""
     log_tail: str = ""
     exception: str = ""
 
@@ -112,7 +113,7 @@ def first_failure(exits: Sequence[Exit]) -> RankFailure | None:
 
 def is_follower(exit: Exit) -> bool:
     """Whether the exit says no more than that somebody else was gone."""
-    if exit.oom or exit.status.signal not in (None, signal.SIGABRT):
+    if exit.oom or exit.device or exit.status.signal not in (None, signal.SIGABRT):
         return False
     if exit.status.signal:  # NCCL's watchdog aborts; what it says may be followed by a long native stack
         text = exit.log_tail
@@ -132,7 +133,10 @@ def exception_of(exit: Exit) -> str:
 
 
 def cause_of(exit: Exit) -> str:
-    """One line: the exception, the signal, the memory, or the bare code."""
+    """One line: the device, the exception, the signal, the memory, or the bare code."""
+    if exit.device:
+        words = exception_line(exception_of(exit)) if exit.device.endswith(" failed") else ""
+        return f"{exit.device}{f': {words}' if words else ''} ({exit.status})"
     if exit.oom:
         return f"{exit.status}: out of memory: {exit.oom}"
     if exit.status.signal is not None:

@@ -56,9 +56,18 @@ def arm(path: str) -> None:
     os.write(fd, f"armed fd={fd} main=0x{threading.main_thread().ident or 0:016x}\n".encode())
 
 
-def take(targets: Sequence[Target], deadline_s: float = 10.0, *, native: Iterable[int] = ()) -> dict[int, Stack]:
-    """Take the stacks of `targets`; blocks until all have answered, `deadline_s` at most."""
-    taking = Taking(targets, time.monotonic(), deadline_s=deadline_s, native=native)
+def take(
+    targets: Sequence[Target],
+    deadline_s: float = 10.0,
+    *,
+    native: Iterable[int] = (),
+    answer_s: float = ANSWER_S,
+) -> dict[int, Stack]:
+    """Take the stacks of `targets`; blocks until all have answered, `deadline_s` at most.
+
+    A rank that has not begun to answer for itself after `answer_s` is read by py-spy too.
+    """
+    taking = Taking(targets, time.monotonic(), deadline_s=deadline_s, native=native, answer_s=answer_s)
     try:
         while not taking.step(time.monotonic()):
             time.sleep(0.002)
@@ -87,9 +96,15 @@ class Taking:
     """Stacks being taken: call `step` until it says True, then `result`. Times are the caller's."""
 
     def __init__(
-        self, targets: Sequence[Target], now: float, *, deadline_s: float = 10.0, native: Iterable[int] = ()
+        self,
+        targets: Sequence[Target],
+        now: float,
+        *,
+        deadline_s: float = 10.0,
+        native: Iterable[int] = (),
+        answer_s: float = ANSWER_S,
     ) -> None:
-        self._ends_at = now + deadline_s
+        self._ends_at, self._answer_s = now + deadline_s, answer_s
         self._stacks: dict[int, Stack] = {}
         self._answers: list[_Answer] = []
         self._queue: list[_Spy] = []
@@ -107,7 +122,7 @@ class Taking:
             self._finish(answer.target.index, answer.read())
         asked = {spy.target.index for spy in self._queue + self._spies}
         for answer in list(self._answers):  # a late answer still counts, whichever comes first
-            if answer.silent(now) and answer.target.index not in asked:
+            if answer.silent(now, self._answer_s) and answer.target.index not in asked:
                 self._ask_py_spy(answer.target, answer.proc)
         for spy in [s for s in self._spies if s.ended()]:
             self._spies.remove(spy)
@@ -205,9 +220,9 @@ class _Answer:
             os.close(pidfd)
         return True
 
-    def silent(self, now: float) -> bool:
+    def silent(self, now: float, answer_s: float) -> bool:
         """Whether it should have answered by now and has not begun to."""
-        return self._size == self._offset and now - self._asked_at >= ANSWER_S
+        return self._size == self._offset and now - self._asked_at >= answer_s
 
     def settled(self, now: float) -> bool:
         """Whether the file grew and then rested: faulthandler writes line by line, without an end mark.

@@ -15,6 +15,7 @@ import msgspec
 
 from argosy.control import (
     AnyFact,
+    DeviceExcluded,
     DiskTrouble,
     GaveUp,
     HangEnded,
@@ -226,7 +227,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
     restarted, told = False, set[str]()  # `told`: reasons for the end of a launch that are events already.
     for fact in facts:
         if isinstance(fact, RankExited):
-            told.add(f"rank {fact.rank.index}: {fact.oom or fact.status}")
+            told.add(f"rank {fact.rank.index}: {fact.device or fact.oom or fact.status}")
         match fact:
             case LaunchStarted(launch=launch, size=size):
                 fell, restarted = None, False
@@ -246,7 +247,7 @@ def _history(facts: Sequence[AnyFact]) -> list[Event]:
             case RankPaused(resumed=resumed):
                 word = "continued" if resumed else "stopped by a signal"
                 events.append(Event(fact.at, f"rank {fact.rank.index} {word}"))
-            case HostLost():
+            case HostLost() | DeviceExcluded():
                 events.append(Event(fact.at, fact.text))
             case HangSeen(summary=summary):
                 events.append(Event(fact.at, f"hang: {summary}"))
@@ -307,8 +308,8 @@ def _ended_well(run: RunView, facts: Sequence[AnyFact]) -> list[str]:
 
 
 def _exit_text(fact: RankExited) -> str:
-    memory = f": out of memory: {fact.oom}" if fact.oom else ""
-    return f"rank {fact.rank.index} failed: {fact.status}{memory}"
+    why = f": {fact.device}" if fact.device else f": out of memory: {fact.oom}" if fact.oom else ""
+    return f"rank {fact.rank.index} failed: {fact.status}{why}"
 
 
 def _host(facts: Sequence[AnyFact]) -> str:

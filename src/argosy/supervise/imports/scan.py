@@ -19,13 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from argosy.control import DYNAMO, TORCH
 from argosy.supervise.imports.finder import Finder, FoundModule, is_site
 from argosy.supervise.imports.source import PythonSource, Statement, read_source, top, variable
 
-# The first optimizer imports torch._dynamo: in a forked rank that is a second of CPU and 140 MB of its own.
-TORCH = ("torch", "torch.distributed", "torch.profiler")
-DYNAMO = "torch._dynamo"
-OF_TORCH = frozenset((*TORCH, DYNAMO))
 _FORMAT = 3
 """Of what is remembered of parsed files: grows when something else is read from them."""
 FILES_MAX = 2_000
@@ -41,7 +38,11 @@ _NATIVE = re.compile(
 _WITH_TORCH = re.compile(r"torch\.((nn|optim|distributions|multiprocessing)\b|utils(\.data\b|$))")
 # These packages ask for their rank, so each rank imports them; this part of what they import needs no rank.
 _ASK_FOR_RANK = frozenset(("lightning", "pytorch_lightning", "torchmetrics"))
-_BROUGHT = ("transformers:AutoModel", "transformers:AutoTokenizer")
+_BROUGHT = {
+    "fsspec": ("fsspec.core", "fsspec.implementations.local"),
+    "packaging": ("packaging.requirements",),
+    "transformers": ("transformers:AutoModel", "transformers:AutoTokenizer"),
+}
 _LAZY = re.compile(r"^def __getattr__|^__getattr__\b|LazyModule|lazy_loader|lazy_import", re.MULTILINE)
 _REQUIRES = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)([^\n]*)$", re.MULTILINE)
 
@@ -170,12 +171,17 @@ class _Scan:
             self._has_begun = self._has_begun or found.kind != "stdlib"
             if found.kind != "user" or parts[0] == "torch":
                 self.entries.add(found.name)
-                brought = self.finder.find("transformers") if found.name in _ASK_FOR_RANK else None
-                if brought is not None and brought.kind == "site":
-                    self.entries.update(_BROUGHT)
+                if found.name in _ASK_FOR_RANK:
+                    self._add_brought()
             elif found.file:
                 self.follow(found.file, found.name if found.roots else found.name.rpartition(".")[0])
         return found
+
+    def _add_brought(self) -> None:
+        for package, parts in _BROUGHT.items():
+            found = self.finder.find(package)
+            if found is not None and found.kind == "site":
+                self.entries.update(parts)
 
     def _is_lazy(self, found: FoundModule) -> bool:
         """Tell whether names of a module may be loaded only when asked for: others need no entry."""

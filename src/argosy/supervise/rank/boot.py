@@ -34,6 +34,7 @@ from argosy.supervise.rank.breakpoints import take_breakpoints
 from argosy.supervise.rank.hard_exit import exit_after
 from argosy.supervise.rank.prepare_child import settle
 from argosy.supervise.rank.reset_process import become_fresh, shadow, take_environment
+from argosy.transfer import is_device_error
 
 END_S = 10.0
 """How long destructors may take after the last line of the script, its threads and its atexit functions."""
@@ -84,7 +85,7 @@ def run_rank(inherited: Inherited, run: str, launch: Launch, spec: RankSpec, fds
         page.set_phase(Phase.USER)
     body = _prepare(launch, spec.rank.index % launch.ranks_per_host, inherited.fresh)
     newest = next(reversed(sys.modules))
-    code = _guarded(body)
+    code = _guarded(body, page)
     if page is not None:
         page.set_phase(Phase.END)
     return _end(code, newest)
@@ -141,13 +142,15 @@ def _run_module(name: str) -> None:
     cast(Any, runpy)._run_module_as_main(name)
 
 
-def _guarded(body: Callable[[], None]) -> int:
+def _guarded(body: Callable[[], None], page: Page | None = None) -> int:
     """Run user code and turn however it ends into an exit code, as the interpreter does."""
     try:
         body()
     except SystemExit as error:
         return _exit_code(error.code)
     except BaseException as error:
+        if page is not None and is_device_error(error):
+            page.set_flag(Flag.DEVICE_FAILED)
         _hide_frames(error)
         _show(error)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

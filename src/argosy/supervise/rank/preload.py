@@ -10,13 +10,12 @@ P3  An import that raises is passed over: the rank raises the same error, at the
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from argosy.supervise.imports.scan import DYNAMO, OF_TORCH, TORCH
+from argosy.control import DYNAMO, OF_TORCH, TORCH
 from argosy.supervise.imports.zygote_key import ALL
 from argosy.supervise.rank.fork_safety import changes, compare, look
 
@@ -37,29 +36,9 @@ class Preloaded:
     loaded: tuple[str, ...]
     failed: Mapping[str, str]
     spoiled: tuple[tuple[str, str], ...]
-    seconds: Mapping[str, float]
     environ: Mapping[str, str | None]
-    has_torch: bool
     read: tuple[str, ...] = ()
     """Variables that the imports read; `ALL` if one went through the whole environment."""
-
-    @property
-    def torch_spoiled(self) -> str | None:
-        """Why torch itself cannot be preloaded, so that ranks must be exec'd; None if it can."""
-        return next((reason for entry, reason in self.spoiled if entry in OF_TORCH), None)
-
-    def left(self, entries: Sequence[str]) -> list[str]:
-        """Return what a fresh zygote should preload of `entries`: what spoiled is gone, torch stays."""
-        kept = without(entries, [entry for entry, _ in self.spoiled])
-        if not self.has_torch or self.torch_spoiled is not None:
-            return kept
-        return [*TORCH, *(entry for entry in kept if entry not in TORCH)]
-
-
-def without(entries: Sequence[str], leave_out: Collection[str]) -> list[str]:
-    """Return `entries` without those left out, their submodules and their names."""
-    gone = tuple(f"{entry}{mark}" for entry in leave_out for mark in (".", ":"))
-    return [entry for entry in entries if entry not in leave_out and not entry.startswith(gone)]
 
 
 def preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded:
@@ -96,7 +75,6 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
     loaded: list[str] = []
     failed: dict[str, str] = {}
     spoiled: dict[str, str] = {}
-    seconds: dict[str, float] = {}
     environ: dict[str, str | None] = {}
     todo = [entry for entry in entries if not entry.startswith("$")]
     watched = RANK_VARIABLES | {entry[1:] for entry in entries if entry.startswith("$") and "=" not in entry}
@@ -106,10 +84,8 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
         raise RuntimeError(f"preload needs a process with one thread, this one has {len(before.threads)}")
     for entry in todo:
         report(entry)
-        began = time.perf_counter()
         with _recording(watched, read) as reasons:
             error = _import(entry)
-        seconds[entry] = time.perf_counter() - began
         after = look(threads_before=before.threads)
         reasons += compare(before, after)
         if reasons:
@@ -124,8 +100,7 @@ def _preload(entries: Sequence[str], report: Callable[[str], None]) -> Preloaded
             # A package brought torch in: every rank would import the companions for itself.
             todo += [*TORCH, DYNAMO]
         before = after
-    has_torch = "torch" in sys.modules
-    return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), seconds, environ, has_torch, tuple(sorted(read)))
+    return Preloaded(tuple(loaded), failed, tuple(spoiled.items()), environ, tuple(sorted(read)))
 
 
 def _import(entry: str) -> str | None:

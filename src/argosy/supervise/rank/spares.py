@@ -1,11 +1,11 @@
 """Spares: processes that a zygote forked before anybody needs them, each waiting to be told which rank it is.
 
 What a fork takes (the page tables of all that is imported) is then paid before a rank is lost. A spare has
-nothing of a run: no environment, no group, no output; all of that comes with the rank that it becomes.
+nothing of a run: no environment, no group, no output; all of that comes with the rank that it becomes. How many there
+are is decided in `control/spares.py`.
 
 S1  A spare runs nothing of the user's before it is a rank.
 S2  A spare ends with its zygote: it waits for a word on a socket whose other end is the zygote's alone.
-S3  While ranks are being replaced none is forked: they have the cores.
 """
 
 import os
@@ -14,41 +14,17 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import msgspec
 import setproctitle
 
+from argosy.control import QUIET_S, SpareWish, decide_spares
 from argosy.core import PeerLost
 from argosy.fabric import Link
 from argosy.supervise.messages import Fork
 
-QUIET_S = 0.25
-"""Spares are forked when nothing was asked of the zygote for so long (S3)."""
-ORPHANED_S = 60.0
-"""Without a living rank for this long a run has ended, whether or not somebody said so."""
 _decoder: "msgspec.msgpack.Decoder[Fork]" = msgspec.msgpack.Decoder(Fork)
-
-
-class SpareWish(msgspec.Struct, frozen=True):
-    """How many spares a run wants, and since when it has had no rank (None: it has some)."""
-
-    count: int
-    bare_since: float | None = None
-
-
-def decide_spares(
-    wishes: Mapping[str, SpareWish], have: Mapping[str, int], asked_at: float, now: float
-) -> dict[str, int]:
-    """Per run how many spares to fork (above zero) or to let go; nothing where all is as it should be."""
-    changes: dict[str, int] = {}
-    for run in {*wishes, *have}:
-        wish = wishes.get(run, SpareWish(0))
-        over = wish.bare_since is not None and now - wish.bare_since >= ORPHANED_S
-        missing = (0 if over else wish.count) - have.get(run, 0)
-        if missing < 0 or (missing > 0 and now - asked_at >= QUIET_S):
-            changes[run] = missing
-    return changes
 
 
 class Spare:

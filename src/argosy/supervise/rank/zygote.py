@@ -176,7 +176,6 @@ class Zygote:
 
     def preload(self, link: Link[ToZygote], message: Preload) -> None:
         """Import what the ranks will need, and say how that went."""
-        began = time.monotonic()
         result: Preloaded = preload(message.entries, lambda entry: print(f"zygote: importing {entry}", flush=True))
         install()
         changed = {name: value for name, value in result.environ.items() if value is not None}
@@ -186,17 +185,7 @@ class Zygote:
         gc.freeze()  # What is shared stays shared: the collector would write to every page.
         self.ready = not result.spoiled
         self.shared_key = key_for(message.imports, self.environ, result.read)
-        link.send(
-            ZygoteReady(
-                self.key,
-                list(result.loaded),
-                list(result.spoiled),
-                result.has_torch,
-                time.monotonic() - began,
-                list(result.read),
-                self.shared_key,
-            )
-        )
+        link.send(ZygoteReady(self.key, list(result.spoiled), list(result.read), self.shared_key))
         setproctitle.setproctitle(f"argosy: zygote {self.key} {' '.join(result.loaded[:4])}")
 
     def fork_rank(self, link: Link[ToZygote], message: Fork, spec: RankSpec, fds: list[int]) -> None:

@@ -281,7 +281,7 @@ def find_run(text: str) -> Path:
         raise ConfigError(f"{len(exact)} runs are called {text!r}: {places}", hint="give the directory of one")
     matches = [(name, directory) for name, directory in runs if name.startswith(text)]
     if not matches:
-        raise ConfigError(f"no such run: {text}", hint="`argosy ps --all` lists them")
+        raise ConfigError(f"no such run: {text}", hint="`argosy ps --all` lists the runs")
     if len(matches) > 1:
         names = ", ".join(name for name, _ in matches)
         raise ConfigError(

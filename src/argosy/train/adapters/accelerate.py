@@ -2,22 +2,20 @@
 
 The loop body is the user's, so what comes again after a loss comes from the loader: the same batches. What the body
 does with an attempt that does not count is undone, except for variables of the script. A replaced rank gets no batches
-of the epochs and steps that are over.
+of the epochs and steps that are over, and until it has the weights of the others it neither saves, logs nor prints.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportMissingImports=false, reportUntypedBaseClass=false
 
-import math
-from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
-from accelerate import skip_first_batches
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DataLoaderConfiguration
 from torch.nn import Module
 from torch.utils.data import DataLoader
 
+from argosy.train.adapters.accelerate_wrappers import RepeatedBatches, Schedule, Vote
 from argosy.train.adapters.transaction import Transaction
 from argosy.train.run import Run
 from argosy.train.step import SUSPECT_S
@@ -34,6 +32,8 @@ class _Surviving:
     """Goes before Accelerator in the order of classes."""
 
     argosy_run: Run
+    _is_entering = False
+    """Whether this rank has not got the state of the step yet at which it enters."""
 
     def __init__(self, *words: Any, **how: Any) -> None:
         config = how.setdefault("dataloader_config", DataLoaderConfiguration())
@@ -41,6 +41,8 @@ class _Surviving:
         super().__init__(*words, **how)
         self._transaction = Transaction(self.argosy_run)
         self.argosy_at = self._transaction.entry_step()
+        self._is_entering = self.argosy_at > 0
+        self._has_left = False
         self._trained: list[Module] = []
         self._waits_for = 0
         """Schedulers that have not stepped in the open step."""
@@ -51,13 +53,13 @@ class _Surviving:
         """As accelerate does; what comes together with an optimizer is trained."""
         found = super().prepare(*things, **how)  # pyright: ignore
         every = list(found) if isinstance(found, tuple) else [found]
-        every = [_Again(self, each) if isinstance(each, DataLoader) else each for each in every]
+        every = [RepeatedBatches(self, each) if isinstance(each, DataLoader) else each for each in every]
         optimizers = [each for each in every if isinstance(each, AcceleratedOptimizer)]
         for each in every:
             if isinstance(each, AcceleratedOptimizer):
-                each.step = _Vote(self, each.step)  # pyright: ignore[reportAttributeAccessIssue]
+                each.step = Vote(self, each.step)  # pyright: ignore[reportAttributeAccessIssue]
             elif isinstance(each, AcceleratedScheduler):
-                each.step = _Schedule(self, each.step)  # pyright: ignore[reportAttributeAccessIssue]
+                each.step = Schedule(self, each.step)  # pyright: ignore[reportAttributeAccessIssue]
         if optimizers:
             self._trained = [each for each in every if isinstance(each, Module)]
             schedules = [each for each in every if isinstance(each, AcceleratedScheduler)]
@@ -70,9 +72,45 @@ class _Surviving:
 
     def end_training(self) -> None:
         """Leave once all ranks have the last step."""
-        if self._trained:
-            self._transaction.finish()
+        self._leave()
         super().end_training()  # pyright: ignore
+
+    def _leave(self) -> None:
+        if self._trained and not self._has_left:
+            self._transaction.finish()
+            self._is_entering, self._has_left = False, True
+
+    # -- what a rank without the state must not do: it would replace good files by untrained weights ----
+
+    @property
+    def is_main_process(self) -> bool:
+        return not self._is_entering and cast(Any, super()).is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return not self._is_entering and cast(Any, super()).is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        return not self._is_entering and cast(Any, super()).is_last_process
+
+    def print(self, *words: Any, **how: Any) -> None:
+        self._unless_entering("print", *words, **how)
+
+    def log(self, *words: Any, **how: Any) -> None:
+        self._unless_entering("log", *words, **how)
+
+    def save(self, *words: Any, **how: Any) -> None:
+        self._unless_entering("save", *words, **how)
+
+    def save_model(self, *words: Any, **how: Any) -> None:
+        self._unless_entering("save_model", *words, **how)
+
+    def save_state(self, *words: Any, **how: Any) -> Any:
+        return self._unless_entering("save_state", *words, **how)
+
+    def _unless_entering(self, name: str, *words: Any, **how: Any) -> Any:
+        return None if self._is_entering else getattr(super(), name)(*words, **how)
 
     # -- for loaders, optimizers and schedulers ----------------------------------------------------
 
@@ -89,6 +127,7 @@ class _Surviving:
             return True  # Another optimizer of the same step.
         answer = self._transaction.vote()
         self._again = answer is None
+        self._is_entering &= self._again
         self.argosy_at += answer is not None
         self._waits_for = self._schedulers_known
         return bool(answer)
@@ -104,6 +143,11 @@ class _Surviving:
             self._transaction.commit()
         return not self._again
 
+    def argosy_leave_if_all_did(self) -> None:
+        """The loop has no more batches. If the other ranks have left it, take their weights, for what comes after."""
+        if self._is_entering and self._transaction.has_ended:
+            self._leave()
+
     def argosy_close(self) -> None:
         self._waits_for = 0
         self.argosy_settle()
@@ -112,86 +156,3 @@ class _Surviving:
     def argosy_state(self) -> tuple[bool, bool]:
         """Whether a step is open, and whether it comes again."""
         return self._transaction.is_open, self._again
-
-
-class _Vote:
-    """In the place of an optimizer's `step`."""
-
-    def __init__(self, owner: Any, step: Any) -> None:
-        self._owner, self._step = owner, step
-
-    def __call__(self, *words: Any, **how: Any) -> Any:
-        if not self._owner.sync_gradients:
-            return self._step(*words, **how)
-        if not self._owner.argosy_vote():
-            return None
-        try:
-            done = self._step(*words, **how)
-        except Exception:
-            self._owner.argosy_excuse()
-            raise
-        self._owner.argosy_settle()
-        return done
-
-
-class _Schedule:
-    """In the place of a scheduler's `step`."""
-
-    def __init__(self, owner: Any, step: Any) -> None:
-        self._owner, self._step = owner, step
-
-    def __call__(self, *words: Any, **how: Any) -> Any:
-        if self._owner.sync_gradients and self._owner.argosy_state[1]:
-            return
-        self._step(*words, **how)
-        if self._owner.sync_gradients:
-            self._owner.argosy_settle(scheduled=True)
-
-
-class _Again:
-    """In the place of a loader: its batches come again if a rank was lost."""
-
-    def __init__(self, owner: Any, loader: Any) -> None:
-        self._owner, self._loader = owner, loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_loader"], name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        owner, loader = self._owner, self._loader
-        if not owner.argosy_trains():
-            yield from loader
-            return
-        size = owner.gradient_accumulation_steps
-        before = owner.argosy_at - loader.iteration * math.ceil(len(loader) / size)
-        if before * size >= len(loader):
-            loader.iteration += 1
-            return
-        shard: Any = skip_first_batches(loader, before * size) if before else loader
-        source = iter(shard)
-        for batch in source:
-            yield from self._update(batch, source, shard)
-        if before:
-            loader.iteration += 1
-
-    def _update(self, batch: Any, source: Iterator[Any], shard: Any) -> Iterator[Any]:
-        """The batches of one update, until it counts."""
-        owner, drawn, index = self._owner, [(batch, shard.end_of_dataloader)], 0
-        owner.argosy_open()
-        while True:
-            batch, shard.end_of_dataloader = drawn[index]
-            yield batch
-            owner.argosy_close()
-            index += 1
-            is_open, again = owner.argosy_state
-            if again:
-                index = 0
-                owner.argosy_open()
-            elif not is_open:
-                return
-            elif index == len(drawn):
-                batch = next(source)
-                drawn.append((batch, shard.end_of_dataloader))

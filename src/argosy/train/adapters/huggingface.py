@@ -27,7 +27,9 @@ from argosy.train.step import SUSPECT_S
 
 C = TypeVar("C", bound=type)
 _KEPT = "trainer"
-_OWN = ("_begun", "_batches", "_inputs", "_items", "_loss", "_mean", "_before", "_device")
+_PAST_ALL = 1 << 50
+"""A step after which the Trainer has nothing left to do."""
+_OWN = ("_begun", "_batches", "_inputs", "_items", "_loss", "_mean", "_before", "_device", "_has_left")
 
 
 def surviving(trainer: C, run: Run) -> C:
@@ -38,6 +40,9 @@ def surviving(trainer: C, run: Run) -> C:
 class _Commits(TrainerCallback):
     def __init__(self, trainer: "_Surviving") -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._trainer.argosy_enter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer.argosy_commit()
@@ -60,8 +65,8 @@ class _Surviving:
 
     def train(self, resume_from_checkpoint: Any = None, *words: Any, **how: Any) -> Any:
         me: Any = self
-        self._transaction, self._progress = Transaction(self.argosy_run), TrainerProgress()
-        self._begun = False
+        self._transaction, self._progress = Transaction(self.argosy_run), TrainerProgress(me.callback_handler)
+        self._begun = self._has_left = False
         self._batches: list[Any] = []
         self._inputs: list[Any] = []
         self._items: Any = None
@@ -79,16 +84,16 @@ class _Surviving:
             except Exception:
                 self._transaction.restart_if_lost(SUSPECT_S)
                 raise
-        if not self._begun:  # There was nothing left to do.
-            self._begin()
-        self._transaction.finish()
+        self._leave()
         me.remove_callback(commits)
         return outcome._replace(training_loss=self._progress.total / max(self._progress.steps, 1))
 
     def _write_entry(self, place: Path, at: int) -> str:
         """A checkpoint that brings the Trainer to step `at`; its weights are those that the script made."""
         me: Any = self
-        state = TrainerState(global_step=at, train_batch_size=me.args.train_batch_size)
+        stateful = [*self._progress.stateful(), me.control]
+        step = _PAST_ALL if self._transaction.has_ended else at
+        state = TrainerState(global_step=step, train_batch_size=me.args.train_batch_size, stateful_callbacks=stateful)
         state.compute_steps(me.args, me.args.max_steps)
         state.save_to_json(str(place / "trainer_state.json"))
         if hasattr(me.model, "peft_config"):
@@ -96,6 +101,19 @@ class _Surviving:
         else:
             torch.save(me.model.state_dict(), place / "pytorch_model.bin")
         return str(place)
+
+    def argosy_enter(self) -> None:
+        """The Trainer begins. If the loops of the others have ended, early perhaps, this one has no batches left."""
+        me: Any = self
+        if me.state.global_step == _PAST_ALL:
+            me.state.global_step = self._transaction.entry
+
+    def _leave(self) -> None:
+        if not self._begun:  # There was nothing left to do.
+            self._begin()
+        if not self._has_left:
+            self._transaction.finish()
+        self._has_left = True
 
     def _begin(self) -> None:
         me: Any = self
@@ -164,9 +182,7 @@ class _Surviving:
         self._transaction.attempt(self._at, work, last=last)
         if not last:
             return torch.zeros_like(self._loss)
-        progress, mean = self._progress, self._mean.item()
-        progress.total, progress.window = progress.total + mean, progress.window + mean
-        progress.steps, progress.logged = progress.steps + 1, progress.logged + 1
+        self._progress.add(self._mean.item())
         return self._mean
 
     def _pass(self, model: Any, index: int) -> None:
@@ -182,11 +198,12 @@ class _Surviving:
     def log(self, logs: dict[str, float], *words: Any, **how: Any) -> None:
         """With losses that a replaced rank knows as well as the others."""
         progress = getattr(self, "_progress", None)
-        if progress is not None and "loss" in logs and progress.logged:
-            logs["loss"] = progress.window / progress.logged
-            progress.window, progress.logged = 0.0, 0
-        if progress is not None and "train_loss" in logs and progress.steps:
-            logs["train_loss"] = progress.total / progress.steps
+        if "train_loss" in logs and not getattr(self, "_has_left", True):
+            self._leave()  # The loop has ended. What follows, such as loading the best model, all ranks do together.
+            if self._transaction.has_ended and self._transaction.entry == self._at:
+                logs = {name: value for name, value in logs.items() if not name.endswith("_per_second")}
+        if progress is not None:
+            progress.fill(logs)
         super().log(logs, *words, **how)  # pyright: ignore
         if progress is not None and not self._transaction.is_open:
             self._keep(self._at)

@@ -16,7 +16,9 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch import Tensor
 
+from argosy.train.adapters.lightning_counters import enter_fit_loop
 from argosy.train.adapters.transaction import Transaction
 from argosy.train.run import Run
 from argosy.train.step import SUSPECT_S
@@ -76,7 +78,11 @@ class _Surviving:
         if at:
             self._loaders = []
             trainer.fit_loop.setup_data()
-            self._enter(trainer.fit_loop, at, trainer.num_training_batches, trainer.accumulate_grad_batches)
+            updates = self._run.once.kept(at, _COUNTED) or at
+            size = (trainer.num_training_batches, trainer.accumulate_grad_batches)
+            skip = enter_fit_loop(trainer.fit_loop, at, *size, updates)
+            for loader in self._loaders:
+                loader.skip = skip
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """An object of rank `src`; this rank's own one where the ranks have not met, or one of them is lost."""
@@ -94,28 +100,11 @@ class _Surviving:
         self._loaders.append(_Skipping(super().process_dataloader(dataloader)))
         return self._loaders[-1]
 
-    def _enter(self, fit: Any, at: int, batches: int, accumulate: int) -> None:
-        """Set the counters as a checkpoint would that Lightning makes at the end of the batch before step `at`."""
-        epoch, before = divmod(at - 1, math.ceil(batches / accumulate))
-        done = min((before + 1) * accumulate, batches)
-        state = fit.state_dict()
-        for tracker in state["epoch_progress"].values():
-            tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
-        for name, number in (("total", epoch * batches + done), ("current", done)):
-            tracker = state["epoch_loop.batch_progress"][name]
-            tracker.update(ready=number, started=number, processed=number, completed=number - 1)
-        state["epoch_loop.batch_progress"]["is_last_batch"] = done == batches
-        state["epoch_loop.state_dict"]["_batches_that_stepped"] = at - 1
-        manual = state["epoch_loop.manual_optimization.optim_step_progress"]
-        updates = self._run.once.kept(at, _COUNTED) or at
-        manual["total"].update(ready=updates, completed=updates)
-        optimizer = state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-        for name, number in (("total", at), ("current", before + 1)):
-            optimizer["step"][name].update(ready=number, completed=number)
-            optimizer["zero_grad"][name].update(ready=number, started=number, completed=number)
-        fit.load_state_dict(state)
-        for loader in self._loaders:
-            loader.skip = done % batches
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As the strategy does it. Argosy's group, like Gloo, has no mean of integers, which Lightning counts with."""
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point() and str(reduce_op).lower() in ("mean", "avg"):
+            return tensor.copy_(super().reduce(tensor.double(), group, reduce_op))
+        return super().reduce(tensor, group, reduce_op)
 
     def on_train_start(self) -> None:
         trainer = self.lightning_module.trainer

@@ -13,7 +13,7 @@ X4  Where X1 does not hold, no step is repeated: each rank keeps all of its stat
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any, TypeVar, cast
 
 from torch.distributed.fsdp import FSDPModule
@@ -24,6 +24,7 @@ from argosy.train.run import Run
 from argosy.train.step import Step
 
 T = TypeVar("T")
+_ENDED = "loop ended at step {}"
 
 
 class Transaction:
@@ -31,11 +32,12 @@ class Transaction:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._entry = 0
+        self.entry = 0
+        """The step at which this rank enters."""
         self._from_memory = False
         self._steps: Any = None
         self._step: Step | None = None
-        self._outside: Any = None
+        self._outside = ExitStack()
         """Keeps losses from raising between two steps."""
         self._sharded: list[Any] = []
         """Modules of FSDP2."""
@@ -48,13 +50,18 @@ class Transaction:
         Call it before models are made: a rank that replaces another waits here until the others have noticed.
         """
         held = self.run.arena.held() if self.run.arena is not None else []
-        self._entry = self.run.crew.entry_step(held)
-        self._from_memory = self._entry >= 0 and bool(held)
-        if self._entry < 0:
-            self._entry = 0
+        self.entry = self.run.crew.entry_step(held)
+        self._from_memory = self.entry >= 0 and bool(held)
+        if self.entry < 0:
+            self.entry = 0
             with suppress(StepNotFound, OSError):
-                self._entry = next((each.step for each in list_steps(self.run.directory) if not each.fault), 0)
-        return self._entry
+                self.entry = next((each.step for each in list_steps(self.run.directory) if not each.fault), 0)
+        return self.entry
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loops of the others ended at the step at which this rank enters."""
+        return self.entry > 0 and self.run.crew.counted(_ENDED.format(self.entry)) > 0
 
     def begin(self, until: int | None, at: int, *, sharded: bool = False, **things: Any) -> None:
         """Take care of the framework's model, optimizer and others; the next step is `at`, the end is `until`.
@@ -75,8 +82,8 @@ class Transaction:
         elif self._from_memory:
             self.restart_together("as before")
         run.undo = False  # X1
-        run.healing.origin = 0 if self._entry else at
-        self._steps = run.steps(until)
+        run.healing.origin = 0 if self.entry else at
+        self._steps = run.steps(self.entry if self.has_ended else until)
 
     def restart_together(self, why: str) -> None:
         """From now on a lost rank restarts all ranks (X4)."""
@@ -86,7 +93,7 @@ class Transaction:
         run.healing.restarts_together = run.healing.late = True
         if run.crew.joined:
             run.healing.put_full()
-        why = f"all ranks have restarted at step {self._entry:,}, from memory" if self._from_memory else why
+        why = f"all ranks have restarted at step {self.entry:,}, from memory" if self._from_memory else why
         run.say(f"{why}: if a rank is lost, all ranks restart and resume from the last step, which is kept in memory")
 
     def restart_if_lost(self, wait_s: float = 0.0) -> None:
@@ -156,8 +163,9 @@ class Transaction:
     def finish(self) -> None:
         """The framework's loop has ended: leave once all ranks have the last step."""
         self.commit()
+        self.run.crew.count(_ENDED.format(self.run.step))
         self.run.end_here()
-        self._leave_outside()
+        self._outside.close()
         self._reshard()
         for step in self._steps:
             with step:  # A rehearsal.
@@ -169,7 +177,7 @@ class Transaction:
         Raises:
             SystemExit: the run was stopped, or this process cannot continue (X3).
         """
-        self._leave_outside()
+        self._outside.close()
         self.restart_if_lost()
         if self.run.undo and self.run.crew.joined:
             self.restart_together("ranks exchange data after the vote on a step")
@@ -181,8 +189,7 @@ class Transaction:
         if not step.rehearsal and step.number != at:
             self.run.tell(f"rank {self.run.rank} is at step {at:,}, its state at step {step.number:,}: it starts again")
             self.run.begin_anew()
-        step.__enter__()
-        self._step, self.voted = step, False
+        self._step, self.voted = step.__enter__(), False
 
     def _reshard(self) -> None:
         """An evaluation leaves whole parameters in the place of shards."""
@@ -190,11 +197,4 @@ class Transaction:
             part.reshard()
 
     def _enter_outside(self) -> None:
-        self._outside = self.run.crew.latched()
-        if self._outside is not None:
-            self._outside.__enter__()
-
-    def _leave_outside(self) -> None:
-        outside, self._outside = self._outside, None
-        if outside is not None:
-            outside.__exit__(None, None, None)
+        self._outside.enter_context(self.run.crew.latched() or nullcontext())

@@ -1,12 +1,14 @@
 """Decide from the ranks' progress whether a run hangs, and who is to blame. Pure.
 
-It sees progress only and finds a suspicion; the caller then takes stacks (`stacks.py`) and asks `hang_verdict.py`.
+It sees progress only and finds a suspicion. `supervise/evidence` measures the progress, and takes stacks to tell a
+hang from a rank that works at something long.
 
 H1  A rank that still moves, or is still starting, holds up nobody unjustly: no alarm.
 H2  Who has not arrived is who issued fewer collectives of the group than those who wait.
 H3  Blame follows the waits to their end: a rank that itself waits for another is not the culprit.
 H4  A rank that ended well without ever joining a group is suspected of being waited for by those that never began.
 H5  While a rank is at a breakpoint nobody hangs.
+H6  A hang in which no rank moves is a failure after `--hang-timeout`; it is over when all have moved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ import msgspec
 
 from argosy.core import WaitStatus
 
-Kind = Literal["stopped", "exited", "blocked", "spinning", "ending", "elsewhere"]
+CulpritKind = Literal["stopped", "exited", "blocked", "spinning", "ending", "elsewhere"]
 SPINNING_SHARE = 0.5
 
 
@@ -87,7 +89,7 @@ class Culprit(msgspec.Struct, frozen=True):
     """A rank that others wait for and that itself waits for none of them."""
 
     index: int
-    kind: Kind
+    kind: CulpritKind
     status: WaitStatus | None = None
 
 
@@ -134,6 +136,15 @@ def decide_hang(views: Sequence[RankView], policy: HangPolicy, now: float) -> He
         policy=policy,
         ended=_ended_well(views),
     )
+
+
+def decide_hang_end(
+    since: float, moved: Sequence[bool], timeout_s: float | None, now: float
+) -> Literal["lasts", "over", "failure"]:
+    """Return what became of a hang; `moved` is for each rank that hung whether it has moved since (H6)."""
+    if all(moved):
+        return "over"
+    return "failure" if timeout_s is not None and not any(moved) and now - since >= timeout_s else "lasts"
 
 
 def _left_early(views: Sequence[RankView], policy: HangPolicy, now: float) -> Healthy | Suspect:
@@ -225,6 +236,6 @@ def _culprits(
 def _culprit(view: RankView) -> Culprit:
     if view.exited is not None:
         return Culprit(view.index, "exited", view.exited)
-    kinds: dict[str, Kind] = {"T": "stopped", "D": "blocked"}
-    waiting: Kind = "ending" if view.ending else "elsewhere"
+    kinds: dict[str, CulpritKind] = {"T": "stopped", "D": "blocked"}
+    waiting: CulpritKind = "ending" if view.ending else "elsewhere"
     return Culprit(view.index, kinds.get(view.state, "spinning" if view.cpu_share >= SPINNING_SHARE else waiting))

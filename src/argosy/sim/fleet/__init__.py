@@ -1,0 +1,1 @@
+"""Simulated hosts whose agents run the decisions that ship, on virtual time."""
