@@ -50,7 +50,7 @@ def test_a_long_pause_is_forgotten_beat_by_beat():
 def test_l2_a_host_that_never_joins_is_gone():
     silence = HostSilence()
     assert wait(silence, JOIN_S - TURN_S) == []
-    assert wait(silence, TURN_S) == [HostGone("b", "it did not join within 180 s")]
+    assert wait(silence, TURN_S) == [HostGone("b", "it did not join within 180 s", joined=False)]
 
 
 def test_hosts_have_time_to_find_a_new_agent_of_the_head():

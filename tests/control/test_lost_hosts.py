@@ -56,6 +56,27 @@ def test_the_ranks_of_a_lost_host_are_replaced_on_the_spare_one_and_no_others():
     assert state.budget.causes == 1
 
 
+def test_the_ranks_of_a_host_that_never_joined_start_on_the_spare_one_and_nobody_is_restarted():
+    state = a_run(Restart.never(), started=False)
+    react(state, FromHost("a", StoreOpened(0, 29500, "10.0.0.1")), 0.1)
+    for index in range(2):
+        react(state, FromHost("a", Started(rank(index), 100 + index)), 0.2)
+    effects = react(state, HostGone("b", "too little memory", joined=False), 5.0)
+    assert orders(effects, "c") == [StartRanks(2, (rank(2), rank(3)), 29500, "10.0.0.1")]
+    assert orders(effects, "a") == [StartRanks(2, (), 29500, "10.0.0.1")]
+    assert orders(effects, "b") == [ClearRun()]
+    assert state.budget.causes == 0
+    react(state, FromHost("c", Started(rank(2), 7)), 6.0)
+    assert (state.slots[2].pid, state.slots[2].host, state.alive) == (7, "c", 4)
+
+
+def test_without_a_spare_host_one_that_never_joined_ends_the_run():
+    state = a_run(Restart.never(), spares=(), started=False)
+    react(state, FromHost("a", StoreOpened(0, 29500, "10.0.0.1")), 0.1)
+    react(state, HostGone("b", "too little memory", joined=False), 5.0)
+    assert state.final
+
+
 def test_a_spare_host_knows_the_run_before_it_is_needed():
     state = run.new_run(1, a_launch(restart=Restart.rank()), ["a"], 0.0)
     state.spares = ["c"]

@@ -41,7 +41,7 @@ def is_clear(ended: Ended, *words: str) -> None:
         (["-n", "-3", "waits.py"], "the number of ranks must be positive: -3"),
         (["--restart", "sometimes", "waits.py"], "no such restart policy"),
         (["--restart", "group:pp", "waits.py"], "no such dimension: 'pp'"),
-        (["--nnodes", "2", "waits.py"], "only one node"),
+        (["--nnodes", "2", "waits.py"], "--nnodes needs --dir"),
         (["--mesh", "dp=", "waits.py"], "--mesh must look like"),
         (["--secret", "NOT_THERE", "waits.py"], "not in the environment"),
         (["--secret", "RANK=waits.py", "waits.py"], "not a name for a secret: 'RANK'"),

@@ -34,6 +34,9 @@ def command(run: str, rank: int | None, wait_s: float, *, as_json: bool) -> None
     from argosy.supervise import find_living
 
     living = find_living(run)
+    if any(each.host for each in living.ranks):
+        _debug_elsewhere(living.run, rank, time.monotonic() + wait_s, as_json=as_json)
+        return
     folder = runtime_dir() / "runs" / living.run
     if as_json:
         print_json([{"rank": waiting} for waiting in sorted(waiting_ranks(folder))])
@@ -41,6 +44,24 @@ def command(run: str, rank: int | None, wait_s: float, *, as_json: bool) -> None
     client = _connect(folder, rank, time.monotonic() + wait_s)
     with client, _raw_terminal():
         _relay(client)
+
+
+def _debug_elsewhere(run: str, rank: int | None, deadline: float, *, as_json: bool) -> None:
+    """The same for ranks on other hosts."""
+    from argosy.cli.tunnel import put_out, run_tunnel
+    from argosy.supervise import OpenTunnel
+
+    if rank is None or as_json:
+        raise ConfigError("the ranks of this run are on other hosts: choose one", hint="--rank 3")
+    while True:
+        try:
+            with _raw_terminal():
+                run_tunnel(OpenTunnel(run, rank, []), put_out)
+            return
+        except ConfigError as error:
+            if "breakpoint" not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_S)
 
 
 def waiting_ranks(folder: Path) -> dict[int, Path]:

@@ -28,6 +28,8 @@ def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
     from argosy.supervise import Environment, GetEnvironment, Refused, find_living, open_environment, reach_agent
 
     living = find_living(run)
+    if any(each.index == rank and each.host for each in living.ranks):
+        sys.exit(execute_elsewhere(living.run, rank, argv, as_json=as_json))
     link = reach_agent()
     link.send(GetEnvironment(living.run, rank))
     answer, fds = link.wait(30.0)
@@ -45,3 +47,20 @@ def command(rank: int, run: str, as_json: bool, argv: tuple[str, ...]) -> None:
     output = {"stdout": ended.stdout.decode(errors="replace"), "stderr": ended.stderr.decode(errors="replace")}
     print_json({"rank": rank, "argv": argv, "code": ended.returncode, **output})
     sys.exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)
+
+
+def execute_elsewhere(run: str, rank: int, argv: tuple[str, ...], *, as_json: bool) -> int:
+    """The same on the host of a rank; returns the exit code."""
+    from argosy.cli.tunnel import put_out, run_tunnel
+    from argosy.supervise import OpenTunnel
+
+    pieces: dict[int, list[bytes]] = {1: [], 2: []}
+
+    def collect(stream: int, data: bytes) -> None:
+        pieces[stream].append(data)
+
+    code = run_tunnel(OpenTunnel(run, rank, list(argv)), collect if as_json else put_out, stdin=not as_json)
+    if as_json:
+        out, err = (b"".join(pieces[stream]).decode(errors="replace") for stream in (1, 2))
+        print_json({"rank": rank, "argv": argv, "code": code, "stdout": out, "stderr": err})
+    return code

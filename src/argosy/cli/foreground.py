@@ -21,6 +21,7 @@ from argosy.cli.tell import Teller
 from argosy.control import facts
 from argosy.core import ConfigError, PeerLost, RankId
 from argosy.fabric import Link
+from argosy.hosts import reason_to_end
 from argosy.supervise import (
     Follower,
     Happened,
@@ -220,6 +221,7 @@ class Foreground:
                 self._stopped_at = at
                 name = signal.Signals(number).name
                 by = "ctrl-c" if number == signal.SIGINT else f"{name} to `argosy run` (pid {os.getpid()})"
+                by = (reason_to_end(os.environ) if number == signal.SIGTERM else "") or by
                 self._link.send(StopRun(self._welcome.run, by, number))
 
     def _reconnect(self) -> None:

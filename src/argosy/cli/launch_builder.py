@@ -6,6 +6,7 @@ Functions that check or parse raise ConfigError.
 import math
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,12 +17,13 @@ from typing import Literal
 import msgspec
 
 from argosy.cli.accelerators import count_ranks, list_accelerators, one_per_rank
+from argosy.cli.allocation import leave_allocation, name_hosts, settle_engine, trusted_first
 from argosy.cli.foreground import Foreground
 from argosy.cli.torchrun_flags import shown_streams, visible_devices
 from argosy.control import Launch, Restart, parse_restart
 from argosy.core import ConfigError
 from argosy.fabric import cache_dir
-from argosy.hosts import find_engine
+from argosy.hosts import in_allocation, requeue_preempted
 from argosy.supervise import build_launch, check_ranks, default_name, own_limits, scan, seal_environment, submit
 
 AUTO_PER_HOUR = 240
@@ -44,6 +46,9 @@ class Options(msgspec.Struct, kw_only=True):
     alone: bool = False
     hosts: int | None = None
     engine: str | None = None
+    spares: int = 0
+    exclude: str | None = None
+    check: str = ""
     mesh: str | None = None
     module: bool = False
     no_python: bool = False
@@ -76,8 +81,12 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     check_target(kind, target)
     for flag in ("grace", "hang_after", "hang_timeout"):
         check_seconds(flag.replace("_", "-"), getattr(options, flag))
-    names = name_hosts(options)
-    options.hosts = nodes = options.hosts or len(names) or 1
+    options.engine = settle_engine(options.engine, options.hosts, options.spares)
+    names = name_hosts(options.engine, options.hosts, options.spares, (options.exclude or "").split(","))
+    names = trusted_first(names, choose_directory(options, target)[0])
+    if names and options.master_port:
+        raise ConfigError("--master-port is not for several hosts: the host of rank 0 takes a free one")
+    options.hosts = nodes = options.hosts or len(names) - options.spares or 1
     dims = parse_dims(options, nodes)
     one = is_one_stream(options, prod(dims.values()))
     shown = shown_streams("2" if one else options.redirects, prod(dims.values()), options.local_ranks_filter)
@@ -85,7 +94,9 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     launch = make_launch(options, kind, target, args, dims, environment)
     if names:
-        launch = msgspec.structs.replace(launch, nodes=nodes, engine=options.engine)
+        launch = msgspec.structs.replace(launch, nodes=nodes, engine=options.engine, check=options.check)
+    if in_allocation(os.environ):  # What lingers would be killed with the job, and leave its files.
+        launch = msgspec.structs.replace(launch, linger_s=0.0)
     sealed = seal_environment(environment, secrets, own_limits())
     link, welcome = submit(launch, [sealed] if options.detach else [sealed, 0], names)
     if options.as_json:
@@ -95,9 +106,13 @@ def start(options: Options, target: str, args: list[str], program: bool) -> int:
         print(f"started {name} in {os.path.relpath(welcome.directory)}", flush=True)
         print(f"  argosy logs -f {name}\n  argosy stop {name}", file=sys.stderr)
     try:
-        return 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
+        code = 0 if options.detach else Foreground(link, welcome, None if options.as_json else shown).run()
     finally:
         link.close()
+        leave_allocation(os.environ)
+    if code == 128 + signal.SIGTERM and requeue_preempted(os.environ):
+        print("argosy: Slurm preempted the job; it is requeued, and resumes then", file=sys.stderr, flush=True)
+    return code
 
 
 def is_one_stream(options: Options, size: int) -> bool:
@@ -181,20 +196,6 @@ def check_target(kind: str, target: str) -> None:
             raise ConfigError(f"no such program: {target}")
         what = "is a directory" if os.path.isdir(target) else "is not executable"
         raise ConfigError(f"the program {what}: {target}")
-
-
-def name_hosts(options: Options) -> list[str]:
-    """The hosts that an engine gives, spare ones last; none without an engine."""
-    if options.engine is None:
-        if options.hosts is not None:
-            raise ConfigError("--hosts needs --on: where the hosts come from", hint="--on local:2")
-        return []
-    names = find_engine(options.engine, "").names
-    if options.hosts is not None and options.hosts > len(names):
-        raise ConfigError(f"{options.engine} has {len(names)} hosts, not {options.hosts}")
-    if options.master_port:
-        raise ConfigError("--master-port is not for several hosts: the host of rank 0 takes a free one")
-    return names
 
 
 def parse_dims(options: Options, nodes: int = 1) -> dict[str, int]:

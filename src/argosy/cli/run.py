@@ -1,5 +1,6 @@
 """`argosy run`: torchrun's flags and more."""
 
+import os
 import sys
 from typing import Any
 
@@ -35,7 +36,11 @@ OF_TORCHRUN = frozenset(
     "--spare-gpus", type=click.IntRange(0), default=0, help="With -n gpu: GPUs kept free, for one that fails."
 )
 @click.option("--hosts", type=click.IntRange(1), help="Hosts; -n counts the ranks of each. Needs --on.")
-@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: local:K, ssh:HOST,HOST.")
+@click.option("--on", "engine", metavar="ENGINE", help="Where hosts come from: slurm, ray, local:K, ssh:HOST,HOST.")
+@click.option("--spares", type=click.IntRange(0), default=0, help="Hosts to keep for the place of one that is lost.")
+@click.option("--exclude", metavar="HOST,HOST", help="Hosts of the engine that are not used.")
+@click.option("--check", metavar="COMMAND", default="", help="A shell command that must succeed on each host.")
+@click.option("--dry-run", is_flag=True, help="With --on slurm: print the batch script, and submit nothing.")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Ranks as a grid with named dimensions, instead of -n.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program, not Python; the same as `-- PROGRAM`.")
@@ -59,8 +64,8 @@ OF_TORCHRUN = frozenset(
     "--secret", "secrets", multiple=True, metavar="NAME[=FILE]", help="A variable whose value is never written to disk."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per event; output goes to files only.")
-@click.option("--nnodes", default="1", hidden=True)
-@click.option("--node-rank", type=int, default=0, hidden=True)
+@click.option("--nnodes", default="1", help="Nodes, on each of which this command is started with its --node-rank.")
+@click.option("--node-rank", type=int, help="Which of the --nnodes this is. Node 0 heads the run.")
 @click.option("--standalone", is_flag=True, hidden=True)
 @click.option("--master-addr", default="127.0.0.1", hidden=True)
 @click.option(
@@ -91,18 +96,39 @@ def command(ctx: click.Context, script: str, args: tuple[str, ...], **options: A
       argosy run -n 4 -m package.train        a module
       argosy run -n 4 -- ./program --flag     any program
     """
-    from argosy.cli.launch_builder import Options, start
+    from argosy.cli.allocation import GRACE_S, notice_allocation, wants_job
+    from argosy.cli.launch_builder import Options, choose_directory, start
+    from argosy.cli.nodes import count_nodes, find_node_rank, head_engine, serve_node, shared_name
 
+    several = options["nnodes"] != "1"
+    if not options["standalone"] and not several:
+        options["engine"] = notice_allocation(options["engine"], os.environ)
     given = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     fields = {name: value for name, value in options.items() if name in Options.__struct_fields__}
-    chosen = Options(**fields, alone=not given & OF_TORCHRUN)
+    chosen = Options(**fields, alone=not given & OF_TORCHRUN and options["engine"] is None)
     # torchrun's --run-path overrides its --no-python.
     program = (chosen.no_python and not options["run_path"]) or ctx.meta.get("argosy.program", False)
-    for line in say_ignored({name for name, value in options.items() if value is not None}):
+    used = {"rdzv_id", "rdzv_endpoint"} if several else set[str]()
+    for line in say_ignored({name for name, value in options.items() if value is not None} - used):
         print(f"argosy: {line}", file=sys.stderr)
-    if str(options["nnodes"]).split(":")[-1] != "1" or options["node_rank"]:
-        raise ConfigError(
-            f"only one node is supported yet: --nnodes {options['nnodes']} --node-rank {options['node_rank']}",
-            hint="-n sets the number of ranks on this host",
-        )
+    if (count := count_nodes(options["nnodes"])) > 1:
+        chosen.name = chosen.name or (None if chosen.directory else shared_name(options["rdzv_id"], os.environ))
+        if chosen.name is None and chosen.directory is None:
+            raise ConfigError(
+                "--nnodes needs --dir or --rdzv-id, the same on all nodes, on a file system that they share"
+            )
+        directory, _ = choose_directory(chosen, script)
+        rank = find_node_rank(options["node_rank"], count, os.environ)
+        if rank:
+            sys.exit(serve_node(rank, directory))
+        chosen.master_port, chosen.hosts, chosen.alone = 0, count, False
+        chosen.engine = head_engine(count, chosen.master_addr, options["rdzv_endpoint"], directory)
+    if wants_job(chosen.engine, os.environ):
+        from argosy.cli.job import run_as_job
+
+        sys.exit(run_as_job(chosen, script, sys.argv[2:], len(args) + 1, dry=options["dry_run"]))
+    if options["dry_run"]:
+        raise ConfigError("--dry-run shows what would be submitted: it needs --on slurm, outside an allocation")
+    if chosen.engine == "slurm" and "grace" not in given:
+        chosen.grace = GRACE_S
     sys.exit(start(chosen, script, list(args), program))

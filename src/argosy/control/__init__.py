@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from argosy.control.host_events import ImportIn as ImportIn
     from argosy.control.host_events import KillTree as KillTree
     from argosy.control.host_events import ListenFor as ListenFor
+    from argosy.control.host_events import Ordered as Ordered
     from argosy.control.host_events import PageRead as PageRead
     from argosy.control.host_events import RememberSpoiled as RememberSpoiled
     from argosy.control.host_events import RemoveRun as RemoveRun
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from argosy.control.liveness import HostSilence as HostSilence
     from argosy.control.liveness import silence_of_returning as silence_of_returning
     from argosy.control.messages import AcceptRun as AcceptRun
+    from argosy.control.messages import ClearRun as ClearRun
     from argosy.control.messages import Exited as Exited
     from argosy.control.messages import KillRanks as KillRanks
     from argosy.control.messages import Noted as Noted

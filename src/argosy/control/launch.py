@@ -29,6 +29,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """On how many hosts the ranks are, the same number on each, in order."""
     engine: str = ""
     """Where the hosts come from, such as `local:3`; empty: all ranks are on the host of the head."""
+    check: str = ""
+    """A shell command that has to succeed on each host before it is used."""
     alone: bool = False
     """No number of ranks was given: the process gets none of torchrun's variables, as under `python script.py`."""
     cwd: str

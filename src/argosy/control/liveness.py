@@ -49,7 +49,9 @@ class HostSilence(msgspec.Struct):
         if self.silent_s < max(self.limit_s, SLOWNESS * self.pause_s):  # L1
             return None
         self.silent_s = 0.0  # L2
-        return HostSilent(host) if self.joined else HostGone(host, f"it did not join within {self.limit_s:.0f} s")
+        if self.joined:
+            return HostSilent(host)
+        return HostGone(host, f"it did not join within {self.limit_s:.0f} s", joined=False)
 
 
 def silence_of_returning() -> HostSilence:

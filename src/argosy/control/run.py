@@ -114,8 +114,8 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
         case HostSilent(host):
             if state.spares and state.outcome is None and _would_restart(state):  # The view fences it: nobody waits.
                 _lose_host(state, host, "it is silent", now, out)
-        case HostGone(host, reason):
-            _lose_host(state, host, reason, now, out)
+        case HostGone(host, reason, joined):
+            _lose_host(state, host, reason, now, out, joined=joined)
         case EvidenceTaken(index):
             if (takedown := state.takedowns.get(state.slots[index].takedown)) is not None:
                 takedown.evidence = False
@@ -246,7 +246,7 @@ def _would_restart(state: RunState) -> bool:
     return policy != "never" and (policy != "auto" or state.managed > 0)
 
 
-def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects) -> None:
+def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects, *, joined: bool = True) -> None:
     """A host is not in the run any more (P7). A spare host takes its place; without one, the run ends."""
     if host in state.spares:
         state.spares.remove(host)
@@ -254,10 +254,14 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
     if host not in state.hosts:
         return
     indices = [index for index, slot in enumerate(state.slots) if slot.host == host]
-    gone = [index for index in indices if state.slots[index].alive and index not in state.opening]
     wanted = bool(state.opening.intersection(indices)) or any(state.slots[index].takedown for index in indices)
     needed = bool(indices) and not state.final and state.outcome is None
     spare = state.spares.pop(0) if state.spares and needed else ""
+    gone = [index for index in indices if state.slots[index].alive and index not in state.opening]
+    if not joined and spare and not any(state.slots[index].takedown for index in gone):
+        gone, moved = [], gone  # Nobody has to be replaced: they start on the spare host as they are.
+    else:
+        moved = []
     state.hosts.remove(host)
     state.lost.append(host)
     out.append(
@@ -272,6 +276,8 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
             state.slots[index].host = spare
         if state.opening and 0 in indices:
             out.append(ToHost(spare, OpenStore(state.store_generation)))
+        if moved:
+            _start(state, moved, out)
     for index in gone:
         out.append(Record(_exit_fact(state, Exited(state.rank(index), WaitStatus()), now)))
         state.leave(index, WaitStatus())

@@ -50,10 +50,12 @@ class HostSilent(msgspec.Struct, frozen=True, tag=True):
 
 
 class HostGone(msgspec.Struct, frozen=True, tag=True):
-    """The engine that gave a host says that it is lost."""
+    """The engine that gave a host says that it is lost, or the host itself that it cannot serve."""
 
     host: str
     reason: str
+    joined: bool = True
+    """False: it never served the run, so none of its ranks can exist."""
 
 
 class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):

@@ -32,7 +32,8 @@ def runtime_dir() -> Path:
         ConfigError: it belongs to another user, or its path is too long for a socket.
     """
     given = os.environ.get("ARGOSY_RUNTIME_DIR")
-    allocation = os.environ.get("SLURM_JOB_ID", "local")
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")  # A requeued job must not recall what it was.
+    allocation = os.environ.get("SLURM_JOB_ID", "local") + (f".{restarts}" if restarts != "0" else "")
     path = Path(given) if given else Path(f"/tmp/argosy-{os.getuid()}") / f"{allocation}-{build_id()}"
     if len(os.fsencode(path / "zygote-0123456789abcdef.sock")) > SOCKET_PATH_MAX:
         raise ConfigError(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.core import ConfigError
+from argosy.hosts.engines import HostProcess, start_process
 from argosy.supervise import clear_host
 
 END_S = 10.0
@@ -40,7 +41,10 @@ class LocalEngine:
             raise ConfigError(f"virtual hosts cannot be made: {error.stderr.decode().strip()}") from None
         return f"{self._net}.1"
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        return start_process(self._command(name, words), ticket)
+
+    def _command(self, name: str, words: Sequence[str]) -> list[str]:
         if not self._isolated:
             return list(words)
         return ["nsenter", f"--net=/run/netns/{self.namespace(name)}", "--", *words]
@@ -49,6 +53,9 @@ class LocalEngine:
         place = runtime.with_name(f"{self.bridge}-{name}")  # Beside it: the hosts share a disk.
         self._runtimes[name] = place
         return ["--runtime", str(place)]
+
+    def reason(self, name: str, code: int) -> str:
+        return f"its agent ended ({code})"
 
     def namespace(self, name: str) -> str:
         """The network namespace of a host."""

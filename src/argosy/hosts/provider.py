@@ -18,7 +18,7 @@ import msgspec
 
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import Link, TlsAddress
-from argosy.hosts.engines import HostEngine, find_engine
+from argosy.hosts.engines import HostEngine, HostProcess, find_engine
 from argosy.supervise import (
     GiveHostsBack,
     HostEnded,
@@ -29,6 +29,8 @@ from argosy.supervise import (
     connect_agent,
 )
 
+DISMISSED_S = 10.0
+"""How long hosts that the head has dismissed have to end by themselves."""
 END_S = 20.0
 RETURN_S = 60.0
 """How long the agent has to come back if it was killed."""
@@ -41,11 +43,11 @@ class Provider:
     def __init__(self, run: str) -> None:
         self._run = run
         self._selector = selectors.DefaultSelector()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, HostProcess] = {}
         self._told: set[str] = set()
         self._engine: HostEngine | None = None
         self._link: Link[ToClient] | None = None
-        self._ending = False
+        self._ending = self._dismissed = False
 
     def serve(self) -> int:
         """Give hosts until the run needs them no more."""
@@ -91,6 +93,7 @@ class Provider:
                 case HostTickets() if self._engine is None:
                     self._start(message)
                 case GiveHostsBack():
+                    self._dismissed = True
                     self._end()
                 case _:
                     pass
@@ -104,25 +107,22 @@ class Provider:
             for name in tickets.tickets:
                 self._tell(name, str(error))
             return
+        signal.signal(signal.SIGTERM, self._told_to_end)  # Ray's driver takes it.
         for name, ticket in tickets.tickets.items():
             membership = msgspec.structs.replace(msgspec.json.decode(ticket, type=Membership), head=str(head))
             self._children[name] = self._join(engine, name, membership)
 
-    def _join(self, engine: HostEngine, name: str, membership: Membership) -> subprocess.Popen[bytes]:
+    def _join(self, engine: HostEngine, name: str, membership: Membership) -> HostProcess:
         own = os.environ["ARGOSY_RUNTIME_DIR"]
         words = [sys.executable, "-m", "argosy", "agent", "--join", *engine.options(Path(own), name)]
-        child = subprocess.Popen(engine.command(name, words), stdin=subprocess.PIPE, start_new_session=True)
-        assert child.stdin is not None
-        with suppress(OSError):  # Its exit is seen.
-            child.stdin.write(msgspec.json.encode(membership) + b"\n")
-            child.stdin.flush()
-        return child
+        return engine.start(name, words, msgspec.json.encode(membership))
 
     def _watch(self) -> None:
         """Tell of hosts whose child has ended."""
         for name, child in self._children.items():
-            if name not in self._told and child.poll() is not None:
-                self._tell(name, f"its agent ended ({child.returncode})")
+            code = child.poll() if name not in self._told else None
+            if code is not None and self._engine is not None:
+                self._tell(name, self._engine.reason(name, code))
 
     def _tell(self, name: str, reason: str) -> None:
         if self._link is not None:
@@ -131,7 +131,10 @@ class Provider:
                 self._told.add(name)
 
     def _give_back(self) -> int:
-        """End everything on the hosts, and wait for that."""
+        """End everything on the hosts, and wait for that. A host that is dismissed cleans up after itself."""
+        deadline = time.monotonic() + DISMISSED_S * self._dismissed
+        while any(child.poll() is None for child in self._children.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
         for child in self._children.values():
             with suppress(OSError):
                 child.terminate()
@@ -141,10 +144,7 @@ class Provider:
                 child.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
-                child.wait()
-            if child.stdin is not None:
-                with suppress(OSError):
-                    child.stdin.close()
+                child.wait(END_S)
         if self._engine is not None:
             self._engine.close()
         return 0

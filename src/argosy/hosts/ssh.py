@@ -2,12 +2,12 @@
 
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.core import ConfigError
+from argosy.hosts.engines import HostProcess, route_to, start_process
 
 ALIVE_S = 5
 OPTIONS = ("-o", "BatchMode=yes", "-o", f"ServerAliveInterval={ALIVE_S}", "-o", "ServerAliveCountMax=3", "-T")
@@ -26,11 +26,17 @@ class SshEngine:
             raise ConfigError("there is no ssh on this machine")
         return _route_to(self.names[0])
 
-    def command(self, name: str, words: Sequence[str]) -> list[str]:
+    def start(self, name: str, words: Sequence[str], ticket: bytes) -> HostProcess:
+        return start_process(self._command(name, words), ticket)
+
+    def _command(self, name: str, words: Sequence[str]) -> list[str]:
         return ["ssh", *OPTIONS, name, "exec " + shlex.join(words)]
 
     def options(self, runtime: Path, name: str) -> list[str]:
         return []
+
+    def reason(self, name: str, code: int) -> str:
+        return f"its ssh ended ({code})"
 
     def close(self) -> None:
         pass
@@ -41,10 +47,4 @@ def _route_to(name: str) -> str:
     asked = subprocess.run(["ssh", "-G", name], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     words = [line.split(" ", 1) for line in asked.stdout.splitlines()]
     target = next((value for key, *rest in words if key == "hostname" for value in rest), name)
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(target, 22, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)  # Sends nothing: the kernel chooses the route.
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"the host cannot be found: {name}: {error.strerror}") from None
+    return route_to(target)

@@ -19,10 +19,10 @@ from argosy.insight.measures import Measures, measure
 from argosy.insight.mfu import utilisation
 from argosy.insight.segments import Records, forget_damaged, records_of
 from argosy.insight.sql import Answer, parquet_writer, query
-from argosy.insight.store import RunData, load_run
+from argosy.insight.store import RunData, load_run, metrics_folders
 from argosy.insight.tables import tables_of
 from argosy.insight.verdicts import Verdict, judge
-from argosy.observe import Columns, metrics_directory
+from argosy.observe import Columns
 from argosy.supervise import find_run
 
 
@@ -136,8 +136,9 @@ class OpenedRun:
 
     def _json(self, name: str) -> dict[str, Any]:
         for launch in self.data.launches[-1:]:
-            with suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode((metrics_directory(self.directory, launch.number) / name).read_bytes())
+            for folder, _ in metrics_folders(self.directory, launch.number):
+                with suppress(OSError, msgspec.MsgspecError):
+                    return msgspec.json.decode((folder / name).read_bytes())
         return {}
 
     def scalar_names(self) -> list[str]:
@@ -160,17 +161,23 @@ class OpenedRun:
         try:
             return query(self.tables, text, self._records())
         except ConfigError:
-            damaged = [forget_damaged(self._spans(launch.number)) for launch in self.data.launches]
+            damaged = [forget_damaged(spans) for spans, _, _ in self._spans()]
             if not any(damaged):
                 raise
         return query(self.tables, text, self._records())
 
-    def _spans(self, launch: int) -> Path:
-        return metrics_directory(self.directory, launch) / "spans"
+    def _spans(self) -> list[tuple[Path, int, int]]:
+        """The files of all hosts, with the launch and the time by their own clock at which it began."""
+        return [
+            (folder / "spans", launch.number, launch.begin + ahead_ns)
+            for launch in self.data.launches
+            for folder, ahead_ns in metrics_folders(self.directory, launch.number)
+            if (folder / "spans").exists()
+        ]
 
     def _records(self) -> list[Records]:
         write = parquet_writer()
-        return [records_of(self._spans(each.number), each.number, each.begin, write) for each in self.data.launches]
+        return [records_of(spans, launch, begin, write) for spans, launch, begin in self._spans()]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the report page (by default `report.html` in the run's directory) and return its path."""

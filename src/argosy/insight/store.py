@@ -92,12 +92,23 @@ def load_run(directory: Path, now: float) -> RunData:
     record, damage = read_record(directory), list[str]()
     launches = _launches(read_facts(directory), record, now)
     for launch in launches:
-        folder = metrics_directory(directory, launch.number)
-        _read_spans(folder, launch, damage)
-        _read_journals(folder, launch, damage)
-        _read_samples(folder, launch, damage)
+        for folder, ahead_ns in metrics_folders(directory, launch.number):
+            _read_spans(folder, launch, damage, ahead_ns)
+            _read_journals(folder, launch, damage)
+            _read_samples(folder, launch, damage, ahead_ns)
     scalars = _scalars(directory, launches, damage)
     return RunData(directory, record, launches, scalars, damage)
+
+
+def metrics_folders(directory: Path, launch: int) -> list[tuple[Path, int]]:
+    """Where the records of a launch are: the run's own, then those of its hosts; and how far their clocks are ahead."""
+    found = [(metrics_directory(directory, launch), 0)]
+    for host in sorted(directory.glob("hosts/*")):
+        ahead_s = 0.0
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            ahead_s = msgspec.json.decode((host / "clock.json").read_bytes(), type=dict[str, float])["ahead_s"]
+        found.append((metrics_directory(host, launch), int(ahead_s * 1e9)))
+    return found
 
 
 def _launches(facts: Sequence[Any], record: RunRecord, now: float) -> list[LaunchData]:
@@ -135,7 +146,7 @@ def _launches(facts: Sequence[Any], record: RunRecord, now: float) -> list[Launc
     return launches
 
 
-def _read_spans(folder: Path, launch: LaunchData, damage: list[str]) -> None:
+def _read_spans(folder: Path, launch: LaunchData, damage: list[str], ahead_ns: int) -> None:
     parts: dict[tuple[int, int], list[Columns]] = {}
     offsets: dict[tuple[int, int], int] = {}
     for item in read_frames(folder / "spans"):
@@ -150,7 +161,7 @@ def _read_spans(folder: Path, launch: LaunchData, damage: list[str]) -> None:
             process = launch.processes[key] = ProcessRecords(*key, [], {})
         process.lost += about["lost"]
         process.names[about["first_name"] :] = about["names"]
-        offset = offsets.setdefault(key, about["wall"] - about["monotonic"])
+        offset = offsets.setdefault(key, about["wall"] - about["monotonic"] - ahead_ns)
         parts.setdefault(key, []).append({**columns, "time": columns["time"] + offset})
     for key, found in parts.items():
         process = launch.processes[key]
@@ -188,14 +199,14 @@ def _entries(path: Path, damage: list[str]) -> Iterable[dict[str, Any]]:
             damage.append(f"{path}: {error.strerror}")
 
 
-def _read_samples(folder: Path, launch: LaunchData, damage: list[str]) -> None:
-    parts: dict[str, list[Columns]] = {}
+def _read_samples(folder: Path, launch: LaunchData, damage: list[str], ahead_ns: int) -> None:
+    parts = {what: [columns] for what, columns in launch.samples.items()}  # Of other hosts.
     for item in read_frames(folder / "samples"):
         if isinstance(item, Damage):
             damage.append(f"{folder / 'samples'}: {item}")
             continue
         frame, columns = item
-        offset = frame.about["wall"] - frame.about["monotonic"]
+        offset = frame.about["wall"] - frame.about["monotonic"] - ahead_ns
         parts.setdefault(frame.what, []).append({**columns, "time": columns["time"] + offset})
     launch.samples = {
         what: {name: np.concatenate([part[name] for part in found]) for name in found[0]}

@@ -125,13 +125,19 @@ class Drain:
         return found
 
 
+def run_of(directory: Path) -> Path:
+    """The run's directory that these records belong to, also where they are those of one of its hosts."""
+    above = (path for path in directory.parents if (path / "run.json").exists())
+    return next(above, directory.parent.parent)
+
+
 def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
     """Drain until the end, or until no rank has lived for `orphan_s`; returns the exit code."""
     lock = os.open(memory / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     if not _lock(lock, memory / END_FILE):
         return ANOTHER
     work = Drain(memory, directory)
-    work.write_once("start.json", lambda: gather_facts(directory.parent.parent))
+    work.write_once("start.json", lambda: gather_facts(run_of(directory)))
     sample_at = flush_at = 0.0
     alive_at = time.monotonic()
     while True:

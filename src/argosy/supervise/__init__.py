@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from argosy.supervise.client.agent_client import submit as submit
     from argosy.supervise.client.launch_builder import build_launch as build_launch
     from argosy.supervise.client.launch_builder import check_ranks as check_ranks
+    from argosy.supervise.client.member_host import clear_dead_hosts as clear_dead_hosts
     from argosy.supervise.client.member_host import clear_host as clear_host
+    from argosy.supervise.client.member_host import refuse_to_serve as refuse_to_serve
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of
     from argosy.supervise.daemons import is_runtime_file as is_runtime_file
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import HostTickets as HostTickets
     from argosy.supervise.messages import ListRuns as ListRuns
     from argosy.supervise.messages import Notice as Notice
+    from argosy.supervise.messages import OpenTunnel as OpenTunnel
     from argosy.supervise.messages import ProvideHosts as ProvideHosts
     from argosy.supervise.messages import RankInfo as RankInfo
     from argosy.supervise.messages import Refused as Refused
@@ -53,10 +56,14 @@ if TYPE_CHECKING:
     from argosy.supervise.messages import StopRun as StopRun
     from argosy.supervise.messages import TakeStacks as TakeStacks
     from argosy.supervise.messages import ToClient as ToClient
+    from argosy.supervise.messages import TunnelClosed as TunnelClosed
+    from argosy.supervise.messages import TunnelData as TunnelData
+    from argosy.supervise.messages import TunnelTook as TunnelTook
     from argosy.supervise.messages import Welcome as Welcome
     from argosy.supervise.output.follower import Follower as Follower
     from argosy.supervise.output.stream import Out as Out
     from argosy.supervise.output.stream import Stream as Stream
+    from argosy.supervise.records.membership import HostNeeds as HostNeeds
     from argosy.supervise.records.membership import Membership as Membership
     from argosy.supervise.records.membership import decode_membership as decode_membership
     from argosy.supervise.records.owner import Owner as Owner

@@ -84,6 +84,37 @@ class GetEnvironment(Message, frozen=True):
     rank: int
 
 
+class OpenTunnel(Message, frozen=True):
+    """Execute `argv` in the environment of a rank on another host; empty: reach the breakpoint that it waits at.
+
+    Pieces of streams go both ways then, until `TunnelClosed`.
+    """
+
+    run: str
+    rank: int
+    argv: list[str]
+
+
+class TunnelData(Message, frozen=True):
+    """A piece of a stream: 0 to the process, 1 and 2 from it; empty: the end of the stream."""
+
+    stream: int
+    data: bytes
+
+
+class TunnelTook(Message, frozen=True):
+    """The last piece of a stream was taken: the next one may come."""
+
+    stream: int
+
+
+class TunnelClosed(Message, frozen=True):
+    """The process has ended, or could not be had: then with the reason."""
+
+    code: int
+    reason: str = ""
+
+
 class ProvideHosts(Message, frozen=True):
     """The process that gives hosts to a run has connected; answered by `HostTickets` or `GiveHostsBack`."""
 
@@ -102,6 +133,8 @@ class Shutdown(Message, frozen=True):
     """Stop every run, then agent, zygotes and warden."""
 
     by: str
+    lost: bool = False
+    """This is a host that its engine has given up: the run goes on elsewhere."""
 
 
 # --- zygote -> agent
@@ -177,6 +210,9 @@ ToAgent = (
     | WatchRun
     | TakeStacks
     | GetEnvironment
+    | OpenTunnel
+    | TunnelData
+    | TunnelTook
     | ProvideHosts
     | HostEnded
     | Shutdown
@@ -311,7 +347,21 @@ class Done(Message, frozen=True):
     """What was asked is under way."""
 
 
-ToClient = Refused | Welcome | Happened | Notice | Runs | Stacks | Environment | HostTickets | GiveHostsBack | Done
+ToClient = (
+    Refused
+    | Welcome
+    | Happened
+    | Notice
+    | Runs
+    | Stacks
+    | Environment
+    | HostTickets
+    | GiveHostsBack
+    | Done
+    | TunnelData
+    | TunnelTook
+    | TunnelClosed
+)
 
 # --- agent -> zygote
 

@@ -1,6 +1,10 @@
-"""A small training under `argosy.Run`: `train.py DIRECTORY STEPS SECONDS`, where a step takes so many seconds."""
+"""A small training under `argosy.Run`: `train.py DIRECTORY STEPS SECONDS [FILE]`.
+
+A step takes so many seconds; the last one begins when FILE exists.
+"""
 
 import hashlib
+import os
 import sys
 import time
 
@@ -25,5 +29,7 @@ for step in run.steps(until=int(sys.argv[2])):
     if run.rank == 0:
         print(f"did step {step.number};", flush=True)
     time.sleep(float(sys.argv[3]))
+    while step.number == int(sys.argv[2]) - 1 and sys.argv[4:] and not os.path.exists(sys.argv[4]):
+        time.sleep(0.1)
 digest = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in model.parameters()))
 print("digest", digest.hexdigest(), flush=True)

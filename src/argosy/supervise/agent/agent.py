@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import setproctitle
 
-from argosy.control import AcceptRun, ClientLeft, ForHost, WardenCame, WardenLost
+from argosy.control import AcceptRun, ClearRun, ClientLeft, ForHost, Ordered, WardenCame, WardenLost
 from argosy.core import ArgosyError, PeerLost
 from argosy.fabric import (
     Arrive,
@@ -63,6 +63,8 @@ from argosy.supervise.messages import (
     Shutdown,
     Spared,
     ToAgent,
+    TunnelData,
+    TunnelTook,
     ZygoteHello,
     ZygoteReady,
     to_agent,
@@ -107,10 +109,13 @@ class Agent:
     def _serve_another(self, runtime: Path, places: HostPlaces) -> HostPlaces:
         """Be a host of a run that another machine's agent heads."""
         from argosy.supervise.agent.head_link import HeadCalls, HeadLink  # TLS takes time to import.
+        from argosy.supervise.agent.rank_reports import RankReports
+        from argosy.supervise.agent.tunnels import Tunnels
         from argosy.supervise.records.membership import read_membership
 
         membership = read_membership(runtime)
-        head = self._head = HeadLink(membership, self._decisions, self._selector, self._wake)
+        reports = RankReports(self._decisions, self._hosted, Tunnels(self._decisions, self._hosted, self._wake))
+        head = self._head = HeadLink(membership, self._decisions, self._selector, reports, self._wake)
         self._performer.head = head
         places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
         head.calls = HeadCalls(
@@ -118,6 +123,7 @@ class Agent:
             end_client=self._drop,
             pass_signal=self._pass_signal,
             dismiss=lambda by: self._requests.shut_down(by),
+            abandon=self._clear_runs,
         )
         return places
 
@@ -177,7 +183,7 @@ class Agent:
         """Seconds until something must be looked at, if nobody calls."""
         writing = self._warden.wants_write or any(link.wants_write for link in self._links)
         writing = writing or any(hosts.wants_write for hosts in self._all_hosts())
-        writing = writing or (self._head is not None and self._head.wants_write)
+        writing = writing or (self._head is not None and self._head.is_busy)
         if writing or self._requests.is_busy or any(run.evidence.busy for run in self._headed.values()):
             return FAST_S
         patience_s, wake_s = SAMPLE_S if self._hosted or self._head else 1.0, self._decisions.patience()
@@ -256,6 +262,11 @@ class Agent:
             run.environment.unusable = (
                 f"the run's directory cannot be used on {run.host}: {error.strerror}: {error.filename}"
             )
+
+    def _clear_runs(self) -> None:
+        """End everything of the runs on this host, as if their head had said so."""
+        for name in self._hosted:
+            self._decisions.feed(ForHost(Ordered(name, ClearRun())))
 
     def _pass_signal(self, number: int) -> None:
         """Send a signal to every rank on this host."""
@@ -336,12 +347,15 @@ class Agent:
             case HostEnded(run, host, reason):
                 if run in self._headed and (hosts := self._headed[run].hosts) is not None:
                     hosts.ended(host, reason)
+            case TunnelData() | TunnelTook():
+                for hosts in self._all_hosts():
+                    hosts.ranks.tunnels.hear_client(link, message)
             case ListRuns():
                 zygotes = self._decisions.state.host.zygotes.values()
                 link.send(answer_list(self._headed.values(), self._hosted, zygotes, self._warden.pid))
-            case Shutdown(by):
+            case Shutdown(by, lost):
                 if self._head is not None:
-                    self._head.dismissed = True
+                    self._head.engine_ends(lost=lost)
                 self._requests.shut_down(by)
                 link.queue(Done())
             case _:

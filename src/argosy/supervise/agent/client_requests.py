@@ -1,7 +1,6 @@
 """What clients ask of an agent: launch, watch, stop, signal and look into runs."""
 
 import contextlib
-import os
 import selectors
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from argosy.supervise.messages import (
     Done,
     GetEnvironment,
     LaunchRun,
+    OpenTunnel,
     Refused,
     SignalRun,
     StopRun,
@@ -81,7 +81,7 @@ class ClientRequests:
         try:
             if len(fds) != 1 + message.stdin:
                 raise ConfigError(f"a launch comes with {1 + message.stdin} descriptors: {len(fds)}")
-            owner = Owner(os.uname().nodename, str(self._places.runtime), name)
+            owner = Owner.of(self._places.runtime, name)
             headed.records.claim(owner, list(self._headed))
             headed.open()
             peers = self._open_hosts(headed, hosted, message.hosts)
@@ -145,7 +145,7 @@ class ClientRequests:
             self.shut_down(f"the removal of Argosy's runtime directory, {runtime}")
 
     def about_run(
-        self, link: Link[ToAgent], message: WatchRun | StopRun | SignalRun | TakeStacks | GetEnvironment
+        self, link: Link[ToAgent], message: WatchRun | StopRun | SignalRun | TakeStacks | GetEnvironment | OpenTunnel
     ) -> None:
         """What concerns one living run, named by its id or its directory."""
         named = (run for run in self._headed.values() if message.run in (run.name, str(run.directory)))
@@ -169,5 +169,10 @@ class ClientRequests:
                 link.send(Done())
             case TakeStacks():
                 self._stacks.append(StackRequest(link, run, message))
+            case OpenTunnel(rank=rank):
+                if run.hosts is None or not 0 <= rank < run.launch.size:
+                    link.send(Refused(f"no rank {rank} is on another host"))
+                else:
+                    run.hosts.ranks.reach(link, run.host_of(rank), msgspec.structs.replace(message, run=run.name))
             case GetEnvironment():
                 answer_environment(link, self._hosted[run.name], run.state, message)

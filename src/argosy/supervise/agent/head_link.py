@@ -15,29 +15,35 @@ from argosy.control import ABANDONED_S, AcceptRun, Acknowledged, Connected, Lett
 from argosy.core import ArgosyError
 from argosy.fabric import Link, SecureLink, connect_secure
 from argosy.supervise.agent.decisions import Decisions
-from argosy.supervise.background_jobs import BackgroundJobs
-from argosy.supervise.host_messages import (
+from argosy.supervise.agent.host_messages import (
     BEAT_S,
     Beat,
     Dismissed,
     FromRank,
     HeadHello,
+    HostEnds,
     HostHello,
     HostSays,
+    HostTunnel,
     OrderPosted,
     PassSignal,
     RankAnswered,
     RankAsked,
     RankLeft,
     ReportPosted,
+    TakeHostStacks,
     ToMember,
     to_member,
 )
+from argosy.supervise.agent.rank_reports import RankReports
+from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.messages import ToAgent
 from argosy.supervise.records.membership import Membership, own_address
 
 HEAD_PEER = "head"
 AGAIN_S = 0.3
+DISMISSED_S = 20.0
+"""How long a host without its head waits for it, once the engine has told it to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +56,22 @@ class HeadCalls:
     pass_signal: Callable[[int], None] = lambda number: None
     dismiss: Callable[[str], None] = lambda by: None
     """The host is not needed any more."""
+    abandon: Callable[[], None] = lambda: None
+    """Nobody will say what becomes of the ranks: end them."""
 
 
 class HeadLink:
     """Keeps a host connected."""
 
     def __init__(
-        self, membership: Membership, decisions: Decisions, selector: selectors.BaseSelector, wake: Callable[[], None]
+        self,
+        membership: Membership,
+        decisions: Decisions,
+        selector: selectors.BaseSelector,
+        reports: RankReports,
+        wake: Callable[[], None],
     ) -> None:
-        self._membership, self._decisions, self._selector = membership, decisions, selector
+        self._membership, self._decisions, self._selector, self.reports = membership, decisions, selector, reports
         self.place = own_address(membership.address)
         """The address and the interface of this host, as the others see it."""
         self._jobs = BackgroundJobs(wake)
@@ -87,9 +100,10 @@ class HeadLink:
         """Connect where there is no link, say that this host is there, and send what is queued."""
         self._jobs.collect()
         if self._link is None:
-            if now - self._heard_at > ABANDONED_S:
+            if now - self._heard_at > (DISMISSED_S if self.dismissed else ABANDONED_S):
                 self._heard_at = now
                 self._end("the head of the run, which cannot be reached any more")
+                self.calls.abandon()
             if self._jobs.is_idle and now >= self._again_at:
                 connect = partial(connect_secure, self._membership.address, self._membership.credentials, to_member)
                 self._jobs.do("connecting to the head", connect, self._connected)
@@ -98,14 +112,19 @@ class HeadLink:
         try:
             if self._greeted and now >= self._beat_at:
                 self._beat_at = now + BEAT_S
-                self._link.queue(Beat(self._taken))
+                self._link.queue(Beat(self._taken, time.time(), self.reports.ahead_max))
+                if (seen := self.reports.seen()) is not None:
+                    self._link.queue(seen)
+            for taken in self.reports.step(now):
+                self._link.queue(taken)
             self._link.flush()
         except ArgosyError:
             self._lost()
 
     @property
-    def wants_write(self) -> bool:
-        return self._link is not None and self._link.wants_write
+    def is_busy(self) -> bool:
+        """Whether there is something to send, or stacks are being taken."""
+        return self.reports.is_busy or (self._link is not None and self._link.wants_write)
 
     def post(self, letter: Letter) -> None:
         """Send a report; one that finds no link waits in the mail."""
@@ -122,6 +141,11 @@ class HeadLink:
         if number is None:
             number = self._clients[client] = next(self._numbers)
         self._queue(RankAsked(number, message))
+
+    def engine_ends(self, *, lost: bool) -> None:
+        """The engine ends this host, or is gone (`lost`): the head decides what follows, if it can be reached."""
+        self.dismissed = True
+        self._queue(HostEnds(lost))
 
     def forget(self, client: Link[ToAgent]) -> None:
         """A rank's connection ended."""
@@ -163,6 +187,7 @@ class HeadLink:
         self._again_at = time.monotonic() + AGAIN_S
         self._selector.unregister(link)
         link.close()
+        self.reports.tunnels.close()
 
     def _hear(self, message: ToMember) -> None:
         match message:
@@ -175,7 +200,8 @@ class HeadLink:
                 if isinstance(order, AcceptRun) and number == self._taken + 1:
                     self.calls.accept(run, order)
                 self._decisions.feed(Letter(HEAD_PEER, number, run, order))
-            case Beat(taken):
+            case Beat(taken, clock):
+                self.reports.ahead_max = min(self.reports.ahead_max, time.time() - clock)
                 mail = self._decisions.state.mail.get(HEAD_PEER)
                 if mail is not None and mail.waiting and mail.waiting[0].number <= taken:
                     self._decisions.feed(Acknowledged(HEAD_PEER, taken))
@@ -186,6 +212,10 @@ class HeadLink:
                         client.send(answer)
             case PassSignal(number):
                 self.calls.pass_signal(number)
+            case HostTunnel():
+                self.reports.tunnels.hear(message)
+            case TakeHostStacks():
+                self.reports.take(message)
             case Dismissed():
                 self._end("the head of the run")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ from argosy.supervise.agent.decisions import Decisions
 from argosy.supervise.agent.disk_watch import DiskWatch
 from argosy.supervise.agent.hosted_run import HostedRun
 from argosy.supervise.agent.log_upkeep import disk_is_full
+from argosy.supervise.agent.remote_ranks import AllTaking
 from argosy.supervise.evidence.evidence_shell import Evidence
+from argosy.supervise.evidence.proc_sample import ProcSample, read_proc
+from argosy.supervise.evidence.stacks import StackTaking, Taking, Target
 from argosy.supervise.messages import Happened, Message, Notice, ToAgent
 from argosy.supervise.records.rundir import RunDir, facts_of_launch, new_record
 
@@ -88,8 +92,39 @@ class HeadedRun:
     def progress(self) -> dict[int, RankProgress]:
         """What the pages of the current generation say."""
         pages, state = self._hosted.pages, self.state
-        found = {index: pages.read(state.rank(index)) for index in range(len(state.slots))}
+        ranks = [state.rank(index) for index in range(len(state.slots))]
+        if self.hosts is not None:
+            return self.hosts.ranks.progress(ranks)
+        found = {rank.index: pages.read(rank) for rank in ranks}
         return {index: seen for index, seen in found.items() if seen is not None}
+
+    def proc_of(self, index: int) -> ProcSample | None:
+        """The process of a rank, as the kernel of its host saw it."""
+        process = self.process_of(index)
+        if process is not None or self.hosts is None:
+            return None if process is None else read_proc(process.pid)
+        return self.hosts.ranks.proc(self.state.rank(index))
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether a host with ranks has told nothing of late."""
+        living = [index for index, slot in enumerate(self.state.slots) if slot.pid]
+        return self.hosts is not None and any(self.hosts.ranks.is_stale(self.state.rank(index)) for index in living)
+
+    def take_stacks(self, indices: Sequence[int], deadline_s: float, native: Sequence[int] = ()) -> StackTaking:
+        """Begin to take the stacks of living ranks, wherever they are."""
+        targets = list[Target]()
+        for index in indices:
+            if (process := self.process_of(index)) is not None:
+                file = self.files / f"{index}.{self.state.slots[index].generation}.stacks"
+                armed = str(file) if file.exists() else None
+                targets.append(Target(index, process.pid, process.start, armed))
+        here = Taking(targets, time.monotonic(), deadline_s=deadline_s, native=native)
+        if self.hosts is None:
+            return here
+        known = {target.index for target in targets}
+        far = {self.state.rank(index): self.host_of(index) for index in indices if index not in known}
+        return AllTaking([here, self.hosts.ranks.take(far, deadline_s, native)])
 
     def host_of(self, index: int) -> str:
         """Where a rank is."""
@@ -101,6 +136,13 @@ class HeadedRun:
         local_run = self._decisions.state.host.runs.get(self.name)
         local = None if local_run is None else local_run.ranks.get(index)
         return None if local is None or local.rank != self.state.rank(index) else local.process
+
+    def is_paused(self, index: int) -> bool:
+        """Whether a rank was stopped by a signal."""
+        if self.hosts is None:
+            return index in self._hosted.paused
+        seen = self.hosts.ranks.find(self.state.rank(index))
+        return seen is not None and seen.paused
 
     # --- who listens
 
@@ -128,7 +170,7 @@ class HeadedRun:
         """Every rank is gone: end the search for evidence, and note how far the run came."""
         self.evidence.close()
         self.record.managed = self.state.managed > 0 or self.record.managed
-        if (seen := self._hosted.pages.read(self.state.rank(0))) is not None:
+        if (seen := self.progress().get(0)) is not None:
             self.record.steps = seen.reached or seen.steps
 
     def finish(self, code: int, reason: str) -> None:

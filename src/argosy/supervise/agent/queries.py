@@ -11,7 +11,6 @@ from argosy.fabric import Link
 from argosy.supervise.agent.headed_run import HeadedRun
 from argosy.supervise.agent.hosted_run import HostedRun
 from argosy.supervise.evidence.frames import group_stacks, place, stacks_text
-from argosy.supervise.evidence.stacks import Taking
 from argosy.supervise.messages import (
     DaemonInfo,
     Environment,
@@ -47,7 +46,7 @@ def _info(run: HeadedRun, hosted: HostedRun) -> RunInfo:
             index,
             slot.generation,
             slot.pid,
-            _rank_state(slot, index in hosted.paused),
+            _rank_state(slot, run.is_paused(index)),
             steps.get(index, 0),
             host_label(slot.host) if host_label(slot.host) != slot.host else "",
         )
@@ -80,10 +79,9 @@ class StackRequest:
     """Stacks of some ranks that are being taken for a client."""
 
     def __init__(self, link: Link[ToAgent], run: HeadedRun, message: TakeStacks) -> None:
-        targets = run.evidence.targets(message.ranks)
-        native = [targets[0].index] if message.native and targets else []
+        visible = [index for index in run.evidence.visible() if index in message.ranks]
         self.link, self._ranks = link, message.ranks
-        self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S, native=native)
+        self._taking = run.take_stacks(visible, STACKS_S, visible[:1] if message.native else ())
 
     def step(self) -> bool:
         """Continue; True when the answer was sent, in which equal stacks are grouped."""

@@ -7,12 +7,14 @@ lost, and gives all of them back in the end.
 import itertools
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -22,9 +24,11 @@ from argosy.control import (
     ForRun,
     HostGone,
     HostSilence,
+    Launch,
     Letter,
     Order,
     RunState,
+    StopWanted,
     silence_of_returning,
 )
 from argosy.core import ArgosyError, RankId, host_label
@@ -39,30 +43,38 @@ from argosy.fabric import (
     listen_secure,
 )
 from argosy.supervise.agent.decisions import Decisions
-from argosy.supervise.agent.hosted_run import HostedRun
-from argosy.supervise.agent.warden_link import WardenLink
-from argosy.supervise.host_messages import (
+from argosy.supervise.agent.host_clock import WARN_S, ClockBounds, note_clock
+from argosy.supervise.agent.host_messages import (
     BEAT_S,
     Beat,
     Dismissed,
     ForRank,
     HeadHello,
+    HostEnds,
     HostHello,
     HostSays,
+    HostTunnel,
     OrderPosted,
     PassSignal,
     RankAnswered,
     RankAsked,
     RankLeft,
+    RanksSeen,
     ReportPosted,
+    StacksTaken,
     ToHead,
     to_head,
 )
+from argosy.supervise.agent.hosted_run import HostedRun
+from argosy.supervise.agent.remote_ranks import RemoteRanks
+from argosy.supervise.agent.warden_link import WardenLink
 from argosy.supervise.messages import GiveHostsBack, HostTickets, RankSpec, Spawn, ToAgent
-from argosy.supervise.records.membership import Membership
+from argosy.supervise.records.membership import HostNeeds, Membership
 
 AUTHORITY = "authority.json"
 GIVE_BACK_S = 30.0
+NOTICE_S = 3.0
+"""An engine that ends hosts usually tells `argosy run` as well: a second wish to stop would end the grace."""
 
 
 @dataclass(slots=True)
@@ -73,6 +85,9 @@ class MemberHost:
     """Its name among the nodes that this agent knows: several runs may have hosts of one name."""
     silence: HostSilence = field(default_factory=HostSilence)
     link: SecureLink[ToHead] | None = None
+    clock: ClockBounds = field(default_factory=ClockBounds)
+    ends_at: float | None = None
+    """When the run is stopped, because the engine has told the host to end."""
     clients: "dict[int, RemoteRank]" = field(default_factory=dict[int, "RemoteRank"])
 
     def send(self, message: object) -> None:
@@ -117,6 +132,7 @@ class RunHosts:
         self._beat_at = 0.0
         self._back: tuple[float, Callable[[], None]] | None = None
         self.say: Callable[[str], None] = lambda text: None
+        self.ranks = RemoteRanks(self.name, self._hosts)
 
     @property
     def _state(self) -> RunState | None:
@@ -138,7 +154,7 @@ class RunHosts:
         listener = listen_secure(TlsAddress("0.0.0.0", 0))
         self._warden.hold(f"hosts:{self.name}", listener.fileno())
         self._listen(listener)
-        self._hosts = {name: MemberHost(f"{name}@{self.name}") for name in names}
+        self._hosts.update((name, MemberHost(f"{name}@{self.name}")) for name in names)
         return [host.peer for host in self._hosts.values()]
 
     def recover(self) -> None:
@@ -169,17 +185,20 @@ class RunHosts:
             return
         tickets: dict[str, bytes] = {}
         for name in self._hosts:
-            membership = Membership(self._authority.issue(name), f"tls://0.0.0.0:{self._listener.port}")
+            address = f"tls://0.0.0.0:{self._listener.port}"
+            membership = Membership(self._authority.issue(name), address, needs_of(self._hosted.launch))
             tickets[name] = msgspec.json.encode(membership)
         link.send(HostTickets(self._hosted.launch.engine, tickets, self._listener.port))
 
     def ended(self, name: str, reason: str) -> None:
         """The engine says that a host is lost."""
         if name in self._hosts and self._back is None:
-            self._decisions.feed(ForRun(self.name, HostGone(self._hosts[name].peer, reason)))
+            host = self._hosts[name]
+            self._decisions.feed(ForRun(self.name, HostGone(host.peer, reason, host.silence.joined)))
 
     def dropped(self, link: Link[ToAgent]) -> None:
         """A connection within this host ended; the process that gives hosts comes back, or is gone."""
+        self.ranks.tunnels.client_left(link)
         if link is self._provider:
             self._provider = None
 
@@ -231,6 +250,7 @@ class RunHosts:
         if (link := host.link) is None:
             return
         host.link = None
+        self.ranks.tunnels.host_left(host)
         self._selector.unregister(link)
         link.close()
         for rank in host.clients.values():
@@ -239,6 +259,9 @@ class RunHosts:
 
     def _hear(self, host: MemberHost, message: ToHead) -> None:
         match message:
+            case HostHello(unfit=unfit) if unfit:
+                self.ended(host_label(host.peer), f"it is not used: {unfit}")
+                host.send(Dismissed())
             case HostHello(taken):
                 host.silence.join()
                 mail = self._decisions.state.mail.get(host.peer)
@@ -247,7 +270,10 @@ class RunHosts:
                 self._decisions.feed(Connected(host.peer, taken))
             case ReportPosted(number, run, report) if run == self.name:
                 self._decisions.feed(Letter(host.peer, number, run, report))
-            case Beat(taken):
+            case Beat(taken, clock, high):
+                host.clock.hear(clock, high, time.time())
+                if host.clock.changed():
+                    _note_clock(self._hosted, host, self.say)
                 mail = self._decisions.state.mail.get(host.peer)
                 if mail is not None and mail.waiting and mail.waiting[0].number <= taken:
                     self._decisions.feed(Acknowledged(host.peer, taken))
@@ -260,6 +286,14 @@ class RunHosts:
                     self._hosted.meeting.board.forget(rank)
             case HostSays(text):
                 self.say(f"{host_label(host.peer)}: {text}")
+            case HostTunnel():
+                self.ranks.tunnels.hear_host(message)
+            case RanksSeen() | StacksTaken():
+                self.ranks.hear(message)
+            case HostEnds(lost=True):
+                self.ended(host_label(host.peer), "its engine has given it up")
+            case HostEnds():
+                host.ends_at = time.monotonic() + NOTICE_S
             case _:
                 pass
 
@@ -290,10 +324,15 @@ class RunHosts:
             if host.link is not None and host.silence.joined:
                 mail = self._decisions.state.mail.get(host.peer)
                 if beat:
-                    host.send(Beat(0 if mail is None else mail.taken))
+                    host.send(Beat(0 if mail is None else mail.taken, time.time()))
                 elif host.link.wants_write:
                     with suppress(ArgosyError):
                         host.link.flush()
+            if host.ends_at is not None and now >= host.ends_at:
+                host.ends_at = None
+                if self._state is not None and not self._state.final:
+                    by = f"the engine, which ends host {host_label(host.peer)}"
+                    self._decisions.feed(ForRun(self.name, StopWanted(by, signal.SIGTERM)))
             self._wait(host, passed_s)
         left = self._provider is not None or any(host.link is not None for host in self._hosts.values())
         if self._back is not None and (now >= self._back[0] or not left):
@@ -318,6 +357,18 @@ class RunHosts:
             self._listener.close()
             self._listener = None
         self._warden.drop(f"hosts:{self.name}")
+
+
+def _note_clock(run: HostedRun, host: MemberHost, say: Callable[[str], None]) -> None:
+    name, ahead_s = host_label(host.peer), host.clock.ahead_s
+    run.jobs.do("noting a clock", partial(note_clock, run.launch.directory, name, ahead_s), lambda _: None)
+    if abs(ahead_s) > WARN_S:
+        say(f"{name}: its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the head's")
+
+
+def needs_of(launch: Launch) -> HostNeeds:
+    """What each host of a run must have."""
+    return HostNeeds(launch.ranks_per_host, len(launch.devices), launch.directory, launch.check)
 
 
 def start_provider(hosted: HostedRun, warden: WardenLink) -> None:

@@ -147,7 +147,7 @@ def rejoin(welcome: Welcome, give_up: Callable[[], bool] = lambda: False) -> Lin
     return None
 
 
-def end_daemons(by: str, timeout_s: float, runtime: Path | None = None) -> None:
+def end_daemons(by: str, timeout_s: float, runtime: Path | None = None, *, lost: bool = False) -> None:
     """Let the daemons stop all runs and end, and wait for that; those of this user are started if there are none.
 
     Raises:
@@ -157,7 +157,7 @@ def end_daemons(by: str, timeout_s: float, runtime: Path | None = None) -> None:
     agent = reach_agent() if runtime is None else connect_agent(runtime)
     warden = connect((runtime or runtime_dir()) / "warden.sock", to_client, "the warden")
     try:
-        ask(agent, Shutdown(by))
+        ask(agent, Shutdown(by, lost))
         with contextlib.suppress(PeerLost):
             warden.wait(timeout_s)  # It says nothing, and closes the link when it ends.
     finally:

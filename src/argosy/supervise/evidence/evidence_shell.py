@@ -23,7 +23,7 @@ from argosy.control import (
     decide_hang_end,
     facts,
 )
-from argosy.core import ProcessId, RankId
+from argosy.core import RankId
 from argosy.observe import Flag, RankProgress
 from argosy.supervise.background_jobs import BackgroundJobs
 from argosy.supervise.evidence.frames import Stack
@@ -40,8 +40,8 @@ from argosy.supervise.evidence.incident import (
     write_incident,
 )
 from argosy.supervise.evidence.log_excerpt import error_file_text, log_tail
-from argosy.supervise.evidence.proc_sample import read_proc
-from argosy.supervise.evidence.stacks import Taking, Target
+from argosy.supervise.evidence.proc_sample import ProcSample
+from argosy.supervise.evidence.stacks import StackTaking
 
 SAMPLE_S = 0.25
 FAST_S = 0.003
@@ -68,7 +68,12 @@ class Observed(Protocol):
 
     def progress(self) -> dict[int, RankProgress]: ...
 
-    def process_of(self, index: int) -> ProcessId | None: ...
+    def proc_of(self, index: int) -> ProcSample | None: ...
+
+    @property
+    def is_blind(self) -> bool: ...
+
+    def take_stacks(self, indices: Sequence[int], deadline_s: float) -> StackTaking: ...
 
     def tell_fact(self, fact: facts.AnyFact) -> None: ...
 
@@ -85,7 +90,7 @@ class Evidence:
         self._tracker = Tracker()
         self._watch = HangWatch(HangPolicy(hang_after_s=run.launch.hang_after_s))
         self._exits: list[Exit] = []
-        self._taking: Taking | None = None
+        self._taking: StackTaking | None = None
         self._suspect: Suspect | None = None
         self._crash: tuple[RankId, str] | None = None
         self._hang: tuple[Hang, Incident] | None = None
@@ -130,8 +135,7 @@ class Evidence:
         # Ranks that wait for a replacement live on: faulthandler reads the frames of threads that run, and at times
         # crashes over one. A run tells itself where its ranks were.
         own = {index for index, seen in self._run.progress().items() if seen.has(Flag.RUN_MANAGED)}
-        targets = [target for target in self._targets() if target.index not in own]
-        self._taking = Taking(targets, time.monotonic(), deadline_s=STACKS_S)
+        self._taking = self._run.take_stacks([index for index in self.visible() if index not in own], STACKS_S)
         self.poll(time.monotonic())
 
     def poll(self, now: float) -> None:
@@ -161,38 +165,29 @@ class Evidence:
         if self._crash is not None:
             self._write_crash(stacks)
 
-    def _targets(self) -> list[Target]:
-        run = self._run
-        targets: list[Target] = []
-        for index, slot in enumerate(run.state.slots):
-            process = run.process_of(index)
-            if slot.pid and process is not None:
-                stacks = run.files / f"{index}.{slot.generation}.stacks"
-                armed = str(stacks) if stacks.exists() else None
-                targets.append(Target(index, process.pid, process.start, armed))
-        return targets
-
-    def targets(self, ranks: list[int]) -> list[Target]:
-        """Who can be looked into, of these ranks."""
-        return [target for target in self._targets() if target.index in ranks]
+    def visible(self) -> list[int]:
+        """The ranks that can be looked into."""
+        slots = self._run.state.slots
+        return [index for index, slot in enumerate(slots) if slot.pid and self._run.proc_of(index) is not None]
 
     def _track(self, now: float) -> None:
         progress = self._run.progress()
         for index, slot in enumerate(self._run.state.slots):
-            if slot.pid and (process := self._run.process_of(index)) is not None:  # Else it is on another host.
-                self._tracker.update(index, progress.get(index), read_proc(process.pid), now)
+            proc = self._run.proc_of(index) if slot.pid else None
+            if proc is not None or (slot.pid and index in progress):
+                self._tracker.update(index, progress.get(index), proc, now)
 
     def _sample(self, now: float) -> None:
         self._track(now)
         if self._inherited is not None:
             self._hang, self._inherited = (self._resume_hang(self._inherited, now), self._inherited), None
-        if self._taking is not None or self._run.state.takedowns:
+        if self._taking is not None or self._run.state.takedowns or self._run.is_blind:
             return
         views = self._tracker.views()
         suspect = self._watch.look(views, now)
         if suspect is not None:
             self._suspect = suspect
-            self._taking = Taking(self._targets(), now, deadline_s=STACKS_S)
+            self._taking = self._run.take_stacks(self.visible(), STACKS_S)
         else:
             self._follow_hang(now)
 
@@ -210,7 +205,7 @@ class Evidence:
             id=incident_id(time.time(), "hang", None),
             at=time.time(),
             kind="hang",
-            host=run.host,
+            host=run.host_of(verdict.culprits[0] if verdict.culprits else 0),
             launch=run.number,
             headline=verdict.headline,
             cause=verdict.kind,

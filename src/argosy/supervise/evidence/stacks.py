@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -79,6 +80,16 @@ def find_py_spy() -> str | None:
     """Where py-spy is: beside the interpreter, or on PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+class StackTaking(Protocol):
+    """Stacks being taken, here or elsewhere."""
+
+    def step(self, now: float) -> bool: ...
+
+    def result(self) -> dict[int, Stack]: ...
+
+    def close(self) -> None: ...
 
 
 class Taking:

@@ -11,12 +11,24 @@ from argosy.core import ConfigError
 from argosy.fabric import Credentials, TlsAddress, parse_address
 
 
+class HostNeeds(msgspec.Struct, frozen=True):
+    """What a host must have to be used for a run."""
+
+    ranks: int = 1
+    accelerators: int = 0
+    directory: str = ""
+    """The run's, which all hosts share."""
+    command: str = ""
+    """A shell command that has to succeed."""
+
+
 class Membership(msgspec.Struct, frozen=True):
     """A host's part in a run. It holds a secret key."""
 
     credentials: Credentials
     head: str
     """`tls://HOST:PORT`"""
+    needs: HostNeeds = HostNeeds()
 
     @property
     def address(self) -> TlsAddress:

@@ -15,6 +15,19 @@ class Owner(msgspec.Struct, frozen=True):
     host: str
     runtime: str
     run: str
+    allocation: str = ""
+    """`JOB.STARTS` of the Slurm job that it is part of."""
+
+    @classmethod
+    def of(cls, runtime: Path, run: str) -> "Owner":
+        """A run of this host."""
+        job, starts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(os.uname().nodename, str(runtime), run, f"{job}.{starts}" if job else "")
+
+    def follows(self, other: "Owner") -> bool:
+        """Whether `other` was an earlier start of the same job: Slurm has ended all of it."""
+        same = bool(self.allocation) and self.allocation.partition(".")[0] == other.allocation.partition(".")[0]
+        return same and self.allocation != other.allocation
 
     def command(self, words: str, runtime: Path) -> str:
         """How `argosy WORDS` reaches this run from `runtime`."""

@@ -122,7 +122,9 @@ class RunDir:
 
     def _refuse_if_live(self, owner: Owner, is_live: Sequence[str]) -> None:
         other, runtime = read_owner(self.path), Path(owner.runtime)
-        if other is not None and (other.run in is_live or is_elsewhere(other, runtime)):
+        if other is None or owner.follows(other):
+            return
+        if other.run in is_live or is_elsewhere(other, runtime):
             stop = other.command(f"stop {self.path.name}", runtime)
             raise ConfigError(
                 f"another launch works on this directory: {self.path}",
