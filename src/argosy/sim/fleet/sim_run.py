@@ -8,6 +8,7 @@ W5  In the end every host has cleared up, or is known to be lost.
 W6  Restarts stay within their budget.
 W7  The log of a killed agent replays to the same state.
 W8  A signal is sent once, and nobody is stopped because of a failure before evidence of it was taken.
+W9  No rank starts on a device that was excluded.
 """
 
 import itertools
@@ -23,6 +24,7 @@ from argosy.control import (
     Connected,
     Finish,
     Forgotten,
+    ForkRanks,
     ForRun,
     Launched,
     Letter,
@@ -106,6 +108,7 @@ class SimRun:
             dims={"pair": ranks // 2, "one": 2} if restart.along else {"rank": ranks},
             nodes=hosts if ranks % hosts == 0 else 1,
             spares=spares,
+            spare_devices=["spare"] if faults.device_fails and world.happens(0.5) else [],
             kind="program" if world.happens(faults.programs) else "script",
             restart=restart,
             detached=world.happens(faults.detached),
@@ -237,6 +240,10 @@ class SimRun:
                 self._check_evidence(state.runs[run], ranks)
             case OfHost(SendSignal(run, rank)) if run in state.runs:
                 self._check_evidence(state.runs[run], (rank,))
+            case OfHost(ForkRanks(ranks=ranks, devices=given)) if self.state is not None:
+                excluded = {*self.state.devices.excluded.get(state.name, ())}
+                used = {given.get(rank.index) or f"of rank {rank.index}" for rank in ranks}
+                self.world.require(not used & excluded, "W9", f"{ranks} start on devices {used & excluded}")
             case _:
                 pass
 
