@@ -160,7 +160,7 @@ class Healing:
             return
         held = None if run.arena is None else run.arena.full(version)
         if held is None:
-            raise PeerLost(f"rank {run.rank}", f"its arena no longer holds step {version.step}")
+            raise ArgosyError(f"the arena of rank {run.rank} no longer holds step {version.step}")
         run.saves.wait_for_copy()
         self.fresh, self.pristine = True, False  # Until all is taken over, nobody may continue from this rank.
         take_over(run.tracked.state(self.apart), held)

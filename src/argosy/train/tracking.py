@@ -37,13 +37,6 @@ SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
 
 
-class Changing:
-    """Of a run's ledger what may change inside a step."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.state_dict, self.load_state_dict = ledger.changing, ledger.load_state_dict
-
-
 class Light(NamedTuple):
     """What may change before a step is decided."""
 
@@ -186,10 +179,8 @@ class Tracked:
         """A copy of what may change before a step is decided: buffers, and small states of others."""
         buffers = {name: buffer.clone() for name, buffer in self.buffers().items()}
         others = {name: each for name, each in {**self.others, **self._extras}.items() if name not in self._large}
-        said = describe(
-            others={n: Changing(each) if isinstance(each, Ledger) else each for n, each in others.items()},
-            ranks=self._place,
-        )
+        others = {name: each.changing() if isinstance(each, Ledger) else each for name, each in others.items()}
+        said = describe(others=others, ranks=self._place)
         self._place = (said.rank, said.size)
         state = State()
         for name, value in said.values.items() if said.units else ():
