@@ -463,8 +463,8 @@ class Run:
         if (done := self.saves.finished_at(self._until)) is None:
             return False
         self.say(f"{self.directory} finished at step {done:,}: nothing to do")
-        if self.crew.generation == 0:
-            if self.crew.kind == "replaceable":
+        if self.crew.generation == 0 or not self.parallel.sharded:
+            if self.crew.generation == 0 and self.crew.kind == "replaceable":
                 self.crew.meet(lambda: False)
             self.healing.find_holders()
             self.healing.from_disk(quiet=True)
