@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor
 
+from argosy.train.adapters.lightning_callbacks import CallbackStates
 from argosy.train.adapters.lightning_counters import enter_fit_loop
 from argosy.train.adapters.transaction import Transaction
 from argosy.train.run import Run
@@ -119,6 +120,7 @@ class _Surviving:
         until = trainer.estimated_stepping_batches
         last = None if self._is_manual or math.isinf(until) else int(until)
         things |= {f"optimizer{number or ''}": each for number, each in enumerate(self.optimizers)}
+        things["callbacks"] = CallbackStates(trainer.callbacks)
         self._at = self._at if self._is_manual else trainer.global_step
         self._transaction.begin(last, self._at, sharded=True, model=self.model, **things)
         trainer.should_stop |= self._transaction.has_ended

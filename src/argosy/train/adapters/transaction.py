@@ -157,10 +157,7 @@ class Transaction:
             self._enter_outside()
 
     def finish(self, *, alone: bool = False) -> None:
-        """The framework's loop has ended: leave once all ranks have the last step.
-
-        `alone`: what this rank exchanges from then on is answered locally, because the others have done it already.
-        """
+        """The loop has ended: leave once all ranks have the last step. `alone`: from then on exchange nothing."""
         self.commit()
         self.run.crew.count(_ENDED.format(self.run.step))
         self.run.end_here()
