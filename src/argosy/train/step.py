@@ -208,6 +208,7 @@ class Step:
         Raises:
             Abandoned: it must not.
         """
+        self._run.used = True
         if self._decided:
             self._decided = False  # A second one of the same step is a later update.
             return
