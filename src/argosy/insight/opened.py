@@ -137,7 +137,8 @@ class OpenedRun:
     def _json(self, name: str) -> dict[str, Any]:
         for launch in self.data.launches[-1:]:
             with suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode((metrics_directory(self.directory, launch.number) / name).read_bytes())
+                path = metrics_directory(self.directory, launch.number) / name
+                return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         return {}
 
     def scalar_names(self) -> list[str]:
