@@ -132,6 +132,7 @@ def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
         return ANOTHER
     work = Drain(memory, directory)
     work.write_once("start.json", lambda: gather_facts(directory.parent.parent))
+    work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})  # 30 ms of a core, once per machine.
     sample_at = flush_at = 0.0
     alive_at = time.monotonic()
     while True:
@@ -146,7 +147,6 @@ def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
             flush_at = now + FLUSH_S
             work.flush()
         if ends or now - alive_at > orphan_s:
-            work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})
             return 0
         for _ in range(10):
             if not (memory / END_FILE).exists():
