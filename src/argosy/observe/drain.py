@@ -125,7 +125,7 @@ class Drain:
         return found
 
 
-def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
+def run_drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
     """Drain until the end, or until no rank has lived for `orphan_s`; returns the exit code."""
     lock = os.open(memory / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     if not _lock(lock, memory / END_FILE):
@@ -170,4 +170,4 @@ def _lock(lock: int, end: Path) -> bool:
 if __name__ == "__main__":
     with suppress(OSError):
         os.nice(5)
-    sys.exit(drain(Path(sys.argv[1]), metrics_directory(sys.argv[2], int(sys.argv[3]))))
+    sys.exit(run_drain(Path(sys.argv[1]), metrics_directory(sys.argv[2], int(sys.argv[3]))))
