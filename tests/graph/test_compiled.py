@@ -192,6 +192,12 @@ def test_a_compiled_step_survives_a_kill_under_run(console: Console, tmp_path: P
     assert ends[0] == ends[1]
 
 
+def test_a_model_elsewhere_is_not_captured():
+    with torch.device("meta"):
+        model = Tiny(layers=1)
+    assert "on meta" in compile(model, loss, batch(1)).reason
+
+
 def test_ranks_that_differ_run_eagerly():
     assert decide([("a", ["x", "y"], ""), ("a", ["y"], "")]) == Agreement("", "a", ["y"])
     assert "rank 1: no" in decide([("a", [], ""), ("", [], "no")]).reason

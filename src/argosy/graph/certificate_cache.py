@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 
 import argosy
@@ -48,8 +48,8 @@ def replay(
     """The step after the passes that were kept, if they still give the graph that was proven."""
     try:
         data = json.loads(path.read_text())
-        certificates = [certificate_of(each) for each in data["certificates"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        certificates = msgspec.convert(data["certificates"], list[Certificate])
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
         return None
     with world_of(step):
         for each in certificates:
@@ -59,11 +59,6 @@ def replay(
         return None
     step.module.recompile()
     return step, certificates
-
-
-def certificate_of(data: dict[str, Any]) -> Certificate:
-    pairs = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return Certificate(**pairs)
 
 
 def cache_key(step: StepGraph, passes: Mapping[str, Pass], chip: Chip) -> str:
