@@ -20,6 +20,7 @@ import argosy
 from argosy.cost import Chip
 from argosy.fabric import cache_dir
 from argosy.graph.certificate import Certificate, apply_passes, graph_text
+from argosy.graph.file_lock import locked
 from argosy.graph.passes import Pass
 from argosy.graph.simulate import world_of
 from argosy.graph.step_capture import StepGraph
@@ -30,16 +31,16 @@ def apply_passes_once(
 ) -> tuple[StepGraph, list[Certificate], bool]:
     """As `apply_passes`; the last result is whether the certificates came from disk."""
     path = cache_dir() / "certificates" / f"{cache_key(step, passes, chip)}.json"
-    found = replay(step, passes, chip, path)
-    if found is not None:
-        return *found, True
-    after, certificates = apply_passes(step, passes, chip)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = {"after": digest(graph_text(after.graph)), "certificates": [asdict(each) for each in certificates]}
-    written = path.with_suffix(f".{os.getpid()}")
-    written.write_text(json.dumps(data))
-    written.rename(path)  # Ranks of one host write the same file at the same time.
-    return after, certificates, False
+    with locked(path.with_suffix(".lock")):  # Ranks of one host have the same graph: one proves it.
+        found = replay(step, passes, chip, path)
+        if found is not None:
+            return *found, True
+        after, certificates = apply_passes(step, passes, chip)
+        data = {"after": digest(graph_text(after.graph)), "certificates": [asdict(each) for each in certificates]}
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps(data))
+        written.rename(path)
+        return after, certificates, False
 
 
 def replay(

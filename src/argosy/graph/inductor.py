@@ -7,7 +7,6 @@ A region that does not compile, or errs more than eager does, stays as it was, a
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 
 from argosy.fabric import cache_dir
 from argosy.graph import _torch
+from argosy.graph.file_lock import locked
 from argosy.graph.lowering import nbytes
 from argosy.graph.regions import find_regions, region_key, with_compiled
 from argosy.graph.simulate import widen
@@ -159,15 +159,13 @@ def numbers(value: Tensor, draw: torch.Generator) -> Tensor:
 
 @contextlib.contextmanager
 def one_at_a_time(key: str) -> Generator[None]:
-    """Let one process of this host compile a region, so that the others find the result on disk."""
+    """Let one process of this host compile a region, in Argosy's cache, so that the others find the result on disk."""
     directory, name = cache_dir() / "inductor", "TORCHINDUCTOR_CACHE_DIR"
-    directory.mkdir(parents=True, exist_ok=True)
     before = os.environ.get(name)
     if before in (None, _torch.default_cache_dir()):  # torch itself sets it to its default, below /tmp.
         os.environ[name] = str(directory)
     try:
-        with open(directory / f"{key}.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(directory / f"{key}.lock"):
             yield
     finally:
         os.environ.pop(name, None)
