@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,10 @@ def apply_passes_once(
             return *found, True
         after, certificates = apply_passes(step, passes, chip)
         data = {"after": digest(graph_text(after.graph)), "certificates": [asdict(each) for each in certificates]}
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(data))
-        written.rename(path)
+        with suppress(OSError):
+            written = path.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(data))
+            written.rename(path)
         return after, certificates, False
 
 

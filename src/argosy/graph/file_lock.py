@@ -5,6 +5,7 @@ import fcntl
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import TextIO
 
 PATIENCE_S = 900.0
 POLL_S = 0.05
@@ -16,15 +17,19 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Generator[None]:
 
     The lock of a process that dies is free at once.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + patience_s
-    with open(path, "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    break
-                time.sleep(POLL_S)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # A cache that cannot be written to is no reason not to work.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            wait_for(stack.enter_context(open(path, "w")), time.monotonic() + patience_s)
         yield
+
+
+def wait_for(file: TextIO, end: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return
+            time.sleep(POLL_S)
