@@ -57,7 +57,7 @@ from argosy.control.run_events import (
     WakeAt,
 )
 from argosy.control.run_state import DEVICE_FAILED, MANAGED, REPLACE, RunState, Slot, Takedown
-from argosy.core import RankId, WaitStatus, format_ranks, host_label
+from argosy.core import RankId, WaitStatus, host_label
 
 Effects = list[RunEffect]
 Ranks = tuple[RankId, ...]
@@ -490,16 +490,3 @@ def _order(state: RunState, indices: Iterable[int], order: Callable[[Ranks], Ord
 
 def _next_generation(state: RunState, ranks: Iterable[int]) -> int:
     return max(state.slots[index].generation for index in ranks) + 1
-
-
-def describe(state: RunState) -> str:
-    """One word or two for `argosy ps`."""
-    if state.ended:
-        return "ending"
-    if not state.began:
-        return "starting"
-    if state.final or state.outcome is not None:
-        return "stopping"
-    if state.takedowns:
-        return f"restarting {format_ranks([index for down in state.takedowns.values() for index in down.ranks])}"
-    return "running"
