@@ -57,8 +57,8 @@ class Takedown(msgspec.Struct):
     """None: the run's own."""
     number: int = 0
     alive: set[int] = set()
-    evidence: bool = False
-    """A failure is being looked into; nobody is stopped meanwhile."""
+    evidence: RankId | None = None
+    """The rank whose failure is being looked into; nobody is stopped meanwhile."""
     evidence_until: float = 0.0
     kill_at: float | None = None
 
