@@ -1,76 +1,140 @@
-"""What adapters cost: SIGKILL to the next step, and time per step, under Trainer and Lightning with DDP on two ranks.
+"""What a kill costs under trainers of other people, and what surviving it costs per step.
 
-    python bench/adapters.py
+    python bench/adapters.py [--quick] [--only ROW[:CONTENDER],...] [--repeat N] [--json PATH]
 
-Each framework runs examples/survive_NAME.py three times: undisturbed, and with one kill at step 8. A step's cost is
-what `Transaction` adds around the framework's own work, measured inside rank 0. Takes some minutes.
+Two ranks with DDP run the scripts of examples/ (Argosy's adapters) and of tests/journeys/ (the framework's own resume
+under torchrun, and under `argosy run --max-restarts`). Rank 1 is killed once. torchft has no part in these trainers.
+The frameworks: `tools/requirements.sh tests/system/requirements.txt`.
 """
 
-import os
 import re
-import statistics
-import subprocess
 import sys
-import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from contenders import Stage, torchrun_command
+from harness import Contender, Failed, Goal, Options, Row, run_benches
+from peers import ROOT
+
+FRAMEWORKS = ("trainer", "lightning")
+KILLED_AT = 9
+UP_S = 600.0
+NOTE = """
+import os as _os, time as _time
+def note(step):
+    with open(_os.environ["BENCH_NOTES"], "a") as file:
+        file.write(f"{_time.time()} {step}\\n")
+"""
 MEASURE = """
-import atexit, os, signal, sys, time
+import atexit, os, signal, time
 from argosy.train import Step
 from argosy.train.adapters import Transaction
 spent, steps = [0.0], []
-def timed(kind, name):
-    whole = getattr(kind, name)
+def timed(name):
+    whole = getattr(Transaction, name)
     def call(*words, **how):
         began = time.perf_counter()
         try:
             return whole(*words, **how)
         finally:
             spent[0] += time.perf_counter() - began
-    setattr(kind, name, call)
-for name in ("open", "vote"):
-    timed(Transaction, name)
-timed(Transaction, "commit")
+    setattr(Transaction, name, call)
+for name in ("open", "vote", "commit"):
+    timed(name)
 inner = Transaction.commit
-def note(self):
+def committed(self):
     inner(self)
     steps.append(spent[0])
     spent[0] = 0.0
-Transaction.commit = note
+Transaction.commit = committed
 enter = Step.__enter__
-def dying(self):
-    if len(sys.argv) > 2 and not self.rehearsal and self.number == 8 and os.environ["RANK"] == "1":
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+def entering(self):
+    if not self.rehearsal:
+        note(self.number)
+        process = os.environ["RANK"] + "." + os.environ["TORCHELASTIC_RESTART_COUNT"]
+        if os.environ["BENCH_DEATH"] == f"{process}:{self.number}":
             os.kill(os.getpid(), signal.SIGKILL)
     return enter(self)
-Step.__enter__ = dying
+Step.__enter__ = entering
 if os.environ["RANK"] == "0":
-    atexit.register(lambda: print("COST", sorted(steps[3:])[len(steps[3:]) // 2] * 1e3, flush=True))
+    atexit.register(lambda: print("COST", sorted(steps[3:])[len(steps[3:]) // 2], flush=True))
 """
 
 
-def run(name: str, place: Path, *words: str) -> str:
-    script = place / f"{name}_steps.py"
-    script.write_text(MEASURE + (ROOT / "examples" / f"survive_{name}.py").read_text())
-    argosy = str(Path(sys.executable).with_name("argosy"))
-    command = [argosy, "run", "-n", "2", str(script), tempfile.mkdtemp(dir=place), *words]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=900)
-    if ended.returncode:
-        raise SystemExit(ended.stdout + ended.stderr)
-    return ended.stdout + ended.stderr
+def surviving(framework: str) -> str:
+    return NOTE + MEASURE + (ROOT / "examples" / f"survive_{framework}.py").read_text()
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        for name in ("trainer", "lightning"):
-            costs = [float(re.findall(r"COST (\S+)", run(name, Path(directory)))[0]) for _ in range(3)]
-            texts = [run(name, Path(directory), "kill") for _ in range(3)]
-            gaps = [float(re.findall(r"resumed step [\d,]+ after (\S+) s", text)[0]) for text in texts]
-            print(f"{name}: SIGKILL to the next step: median {statistics.median(gaps):.1f} s of {gaps} (goal 1 s)")
-            print(f"{name}: cost per step, with its waits: {statistics.median(costs):.2f} ms (goal 1 ms)")
+def resuming(framework: str) -> str:
+    """It notes every step, in the place where a rank dies."""
+    text = (ROOT / "tests" / "journeys" / "scripts" / f"resuming_{framework}.py").read_text()
+    whole = "def die(step: int) -> None:\n"
+    assert whole in text, "bench/adapters.py no longer fits the script"
+    return NOTE + text.replace(whole, f"{whole}    note(step)\n")
+
+
+def run(stage: Stage, text: str, start: Callable[[str], list[str]] | None, death: str) -> tuple[str, Path]:
+    """What was printed, and the notes; `start` makes a command of a script, or it is `argosy run`."""
+    home = stage.new_dir()
+    script, notes = home / "script.py", home / "notes"
+    script.write_text(text)
+    extra = {"BENCH_NOTES": str(notes), "BENCH_DEATH": death, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home / "hf")}
+    words = [str(script), str(home / "out"), *([death] if death else [])]
+    if start is None:
+        command = stage.argosy("run", "-n", "2", *words, extra=extra)
+    else:
+        command = stage.live([*start(words[0]), *words[1:]], extra)
+    with command as live:
+        live.time(UP_S)
+        return live.text(), notes
+
+
+def gap(stage: Stage, text: str, start: Callable[[str], list[str]] | None) -> float:
+    """Seconds from the kill to the first step that is made after the one in which it happened."""
+    _, notes = run(stage, text, start, f"1.0:{KILLED_AT}")
+    seen = [(float(when), int(step)) for when, step in (line.split() for line in notes.read_text().splitlines())]
+    killed = min(when for when, step in seen if step == KILLED_AT)
+    after = [when for when, step in seen if step == KILLED_AT + 1]
+    if not after:
+        raise Failed("no step was made after the kill")
+    return min(after) - killed
+
+
+def cost(stage: Stage, framework: str) -> float:
+    text, _ = run(stage, surviving(framework), None, "")
+    return float(re.findall(r"COST (\S+)", text)[0]) * 1e3
+
+
+def under_torchrun(script: str) -> list[str]:
+    return torchrun_command(2, script, flags=["--standalone", "--max-restarts=2"])
+
+
+def under_argosy(script: str) -> list[str]:
+    return [sys.executable, "-m", "argosy", "run", "-n", "2", "--max-restarts", "2", script]
+
+
+def rows(stage: Stage, _: Options) -> Sequence[Row]:
+    found: list[Row] = []
+    for name in FRAMEWORKS:
+        own = resuming(name)
+        contenders = [
+            Contender(name="argosy", sample=partial(gap, stage, surviving(name), None)),
+            Contender(name="torchrun", sample=partial(gap, stage, own, under_torchrun), repeat_max=3),
+            Contender(name="argosy, own resume", sample=partial(gap, stage, own, under_argosy), repeat_max=3),
+        ]
+        title = f"{name}: from SIGKILL of one of 2 ranks to the next new step"
+        found.append(Row(key=name, title=title, contenders=contenders, goals=[Goal(of="argosy", at_most=1.0)]))
+    costs = [Contender(name=name, sample=partial(cost, stage, name)) for name in FRAMEWORKS]
+    title = "what the transaction takes of a step of 2 ranks, with its waits"
+    goals = [Goal(of=name, at_most=1.0) for name in FRAMEWORKS]
+    return [*found, Row(key="cost", title=title, unit="ms", base="", contenders=costs, goals=goals)]
+
+
+def main() -> int:
+    with Stage() as stage:
+        return run_benches("Trainers of other people, through kills.", partial(rows, stage))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,6 +21,7 @@ BENCHES = (
     "collectives",
     "calls",
     "train",
+    "adapters",
     "graph",
     "observe",
 )

@@ -8,7 +8,7 @@ from argosy.control import facts
 from argosy.control.restart import Restart
 from argosy.core import RankId, WaitStatus
 from argosy.fabric import Alive, Gone
-from argosy.sim import HARSH, SimRun
+from argosy.sim import HARSH, RunPlan, SimRun
 
 
 def rank(index: int, generation: int = 0) -> RankId:
@@ -67,7 +67,9 @@ def test_a_new_launch_forgets_the_last():
 @each("seed", range(60))
 def test_on_a_simulated_machine_at_most_one_generation_lives(seed: int, policy: str):
     """Through losses, restarts and stops: what has exited never lives again, and the newest only grows."""
-    machine = SimRun(seed, HARSH, hosts=1, ranks=4, restart=Restart(policy=policy, startup_max=100, max_restarts=20))
+    machine = SimRun(
+        seed, HARSH, RunPlan(hosts=1, ranks=4, restart=Restart(policy=policy, startup_max=100, max_restarts=20))
+    )
     finish = machine.run([])
     history = History()
     over: set[tuple[int, int]] = set()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from argosy.graph import PASSES, Training, capture, compile
 from argosy.graph.agreement import Agreement, agree, decide
 from argosy.graph.certificate import graph_text, random_inputs
 from argosy.graph.certificate_cache import apply_passes_once
+from argosy.graph.file_lock import locked
 from argosy.graph.inductor import check_region
 from argosy.graph.regions import find_regions, region_key, with_compiled
 from argosy.graph.track_record import PROFILED, TIMED
@@ -192,6 +194,12 @@ def test_a_compiled_step_survives_a_kill_under_run(console: Console, tmp_path: P
     assert ends[0] == ends[1]
 
 
+def test_a_model_elsewhere_is_not_captured():
+    with torch.device("meta"):
+        model = Tiny(layers=1)
+    assert "on meta" in compile(model, loss, batch(1)).reason
+
+
 def test_ranks_that_differ_run_eagerly():
     assert decide([("a", ["x", "y"], ""), ("a", ["y"], "")]) == Agreement("", "a", ["y"])
     assert "rank 1: no" in decide([("a", [], ""), ("", [], "no")]).reason
@@ -257,11 +265,18 @@ def test_equal_layers_are_one_region():
     assert found[1][1] == found[0][1]
 
 
+def as_function(module: GraphModule) -> Callable[..., object]:
+    def run(*inputs: torch.Tensor) -> object:
+        return module(*inputs)
+
+    return run
+
+
 def test_regions_compute_what_the_graph_computes():
     """Cutting a graph into regions and calling them changes nothing."""
     step = capture(Training(lambda: Tiny(layers=2), batch, loss), Recipe(micro=2))
     regions = find_regions(step.graph)
-    cut = GraphModule(step.module, with_compiled(step.graph, regions, [each.module().forward for each in regions]))
+    cut = GraphModule(step.module, with_compiled(step.graph, regions, [as_function(each.module()) for each in regions]))
     parameters, buffers, batches = random_inputs(step, 0)
     inputs = [each.float() for each in (*parameters.values(), *buffers.values())] + batches[0]
     with torch.no_grad():
@@ -305,6 +320,11 @@ def test_certificates_come_from_disk_the_second_time(tmp_path: Path, monkeypatch
     for each in tmp_path.rglob("*.json"):
         each.write_text('{"after": "x", "certificates": []}')
     assert not apply_passes_once(step, passes, chip)[2]
+
+
+def test_a_lock_is_waited_for_and_given_up(tmp_path: Path):
+    with locked(tmp_path / "a" / "lock"), locked(tmp_path / "a" / "lock", patience_s=0.2):
+        pass  # The holder never lets go: the second goes ahead without it.
 
 
 def test_the_prediction_is_recorded_beside_what_happened(monkeypatch: pytest.MonkeyPatch):

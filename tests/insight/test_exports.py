@@ -14,7 +14,7 @@ import pytest
 from recordings import Recording, write_run
 
 from argosy.core import ConfigError
-from argosy.insight import Endpoint, OpenedRun, export_run, send_otlp
+from argosy.insight import MetricsEndpoint, OpenedRun, export_run, send_otlp
 from argosy.insight.live_trace import merge_traces
 from argosy.observe import Journal
 
@@ -84,7 +84,7 @@ def test_a_collector_is_sent_spans_and_scalars(run: OpenedRun):
 
 def test_prometheus_reads_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ARGOSY_RUNTIME_DIR", str(tmp_path / "r"))
-    with Endpoint("127.0.0.1", 0) as endpoint:
+    with MetricsEndpoint("127.0.0.1", 0) as endpoint:
         threading.Thread(target=endpoint.serve_forever, daemon=True).start()
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.server_address[1]}/metrics") as answer:
             text = answer.read().decode()

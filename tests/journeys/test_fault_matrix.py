@@ -8,6 +8,7 @@ then the magnitudes, which are seconds by the wall clock, still hold, but a run 
 import json
 import os
 import re
+import statistics
 from collections import Counter
 
 import pytest
@@ -47,7 +48,9 @@ def first_verdict(console: Console, fault: str, number: int) -> tuple[str, float
         return kind, 1.0
     logs = {log.name.split(".")[0]: log for log in (console.cwd / "runs" / name / "logs").glob("*/*.out")}
     injected = {rank: float(re.findall(r"injected (\S+) s", log.read_text())[0]) for rank, log in logs.items()}
-    booked = sum(speed["ledger"][rank].get(BOOKED_AS[fault], 0.0) for rank, seconds in injected.items() if seconds)
+    seconds = {rank: speed["ledger"][rank].get(BOOKED_AS[fault], 0.0) for rank in injected}
+    usual = statistics.median([seconds[rank] for rank in injected if not injected[rank]] or [0.0])  # Without the fault.
+    booked = sum(seconds[rank] - usual for rank in injected if injected[rank])
     return kind, booked / sum(injected.values())
 
 

@@ -1,16 +1,20 @@
 """The ring of spans keeps its promises R1-R3."""
 
 import os
+import random
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from argosy.observe import Ring, read_spans, record_spans, span
+from argosy.observe.ring_reader import RingReader
+from argosy.observe.spans import NAMES_MAX
 
 
 def test_a_reader_sees_spans_nested_and_going_on(tmp_path: Path):
@@ -99,3 +103,37 @@ def test_what_is_no_ring_is_said(tmp_path: Path):
     (tmp_path / "other").write_bytes(bytes(5000))
     with pytest.raises(ValueError, match="not a ring of spans"):
         read_spans(tmp_path / "other")
+
+
+def test_threads_that_come_and_go_all_record(tmp_path: Path):
+    ring = Ring.create(tmp_path / "ring")
+    for _ in range(100):
+        threads = [threading.Thread(target=lambda: (ring.begin("work"), ring.end("work"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    spans = read_spans(tmp_path / "ring")
+    assert len(spans) == 400
+    assert all(span.end >= span.begin > 0 for span in spans)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_ring_of_garbage_is_refused_or_read(tmp_path: Path, seed: int):
+    ring = Ring.create(tmp_path / "ring", capacity=64)
+    for step in range(40):
+        ring.point("step", step)
+    chance = random.Random(seed)
+    raw = bytearray((tmp_path / "ring").read_bytes())
+    for _ in range(200):
+        raw[chance.randrange(len(raw) if seed % 2 else 300)] = chance.randrange(256)
+    if seed % 5 == 0:
+        del raw[chance.randrange(len(raw)) :]
+    (tmp_path / "other").write_bytes(raw)
+    try:
+        reader = RingReader(tmp_path / "other")
+    except ValueError:
+        return
+    reader.take()
+    assert reader.take() is None
+    assert len(reader.names()) <= NAMES_MAX

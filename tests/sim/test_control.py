@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from argosy.control import Restart, facts
-from argosy.sim import PROFILES, live, live_with_lost_hosts, random_life, sim_fleet
+from argosy.control import facts
+from argosy.sim import PROFILES, FleetPlan, FleetResult, live, live_with_lost_hosts, random_life, sim_fleet
 
 
 def test_every_run_ends_on_one_host_or_many():
@@ -45,9 +45,11 @@ def test_a_seed_gives_the_same_life_event_for_event():
     assert random_life(1).world.digest != random_life(2).world.digest
 
 
-def a_fleet(seed: int, **said: object):
-    given = {"hosts": 3000, "ranks_per_host": 2, "hours": 24.0, "spare_hosts": 20, "restart": Restart.rank()}
-    return sim_fleet(seed, PROFILES["llama3"], **{**given, **said})  # type: ignore[arg-type]
+def a_fleet(
+    seed: int, *, hosts: int = 3000, hours: float = 24.0, spare_hosts: int = 20, fold: bool = True
+) -> FleetResult:
+    plan = FleetPlan(hosts=hosts, ranks_per_host=2, hours=hours, spare_hosts=spare_hosts)
+    return sim_fleet(seed, PROFILES["llama3"], plan, fold=fold)
 
 
 def test_a_fleet_survives_what_llama_3_met():
@@ -65,16 +67,8 @@ def test_a_fleet_without_spare_hosts_ends_with_the_first_that_is_lost():
     assert "there is no spare host" in found.reason
 
 
-@pytest.mark.parametrize("restart", [Restart.rank(), Restart.all()])
-def test_hosts_of_equal_fate_share_one_simulation_with_the_same_outcome(
-    restart: Restart, monkeypatch: pytest.MonkeyPatch
-):
-    from argosy.sim.fleet import fleet
-
-    folded = a_fleet(3, hosts=200, hours=200.0, restart=restart)
-    real = fleet.SimRun
-    monkeypatch.setattr(fleet, "SimRun", lambda *args, **said: real(*args, **{**said, "folded": ()}))
-    whole = a_fleet(3, hosts=200, hours=200.0, restart=restart)
+def test_hosts_of_equal_fate_share_one_simulation_with_the_same_outcome():
+    folded, whole = a_fleet(3, hosts=200, hours=200.0), a_fleet(3, hosts=200, hours=200.0, fold=False)
     assert folded.simulated < whole.simulated
     for name in ("struck", "hosts_lost", "ranks_replaced", "restarts", "code", "reason"):
         assert getattr(folded, name) == getattr(whole, name)

@@ -42,6 +42,7 @@ FOLDERS = {
     ],
     "train": [{"adapters"}, {""}],
     "control": [{""}, {"policies"}],
+    "sim": [{""}, {"fleet"}],
 }
 """The folders of a room, top first: a file imports from lower lines, or from its own folder. "" is the room itself."""
 
@@ -98,6 +99,8 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 """path:function: reason."""
 MANY_PARAMETERS: dict[str, str] = {
+    "src/argosy/kernels/triton_rows.py:row_slopes": "a GPU kernel takes pointers and sizes, not objects",
+    "src/argosy/kernels/triton_rows.py:row_stats": "a GPU kernel takes pointers and sizes, not objects",
     "src/argosy/graph/compiled.py:compile": "what a user says of a compiled step: independent keywords with defaults",
     "src/argosy/graph/certificate.py:report": "what a certificate holds, each a different value",
     "src/argosy/checkpoint/saver.py:__init__": "what a user says of saving: independent keywords, each with a default",

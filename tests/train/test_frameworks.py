@@ -27,6 +27,10 @@ class Exchanging(__import__("transformers").TrainerCallback):
         torch.distributed.all_reduce(torch.ones(1))
 trainer.add_callback(Exchanging())
 """
+DYING_AT_THE_END = """
+if rank == "0" and generation == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 CHANGED = {
     "trainer": ("outcome = trainer", EXCHANGING + "outcome = trainer"),
     "accelerate": ("schedule.step()", "torch.distributed.all_reduce(torch.ones(1)); schedule.step()"),
@@ -89,6 +93,16 @@ def test_evaluations_callbacks_and_saves_of_usual_scripts_survive(dock: Console,
     for number, deaths in enumerate(USUAL):
         done = run(dock, framework, f"usual-{number}", text, *deaths)
         assert results(done, [1 + count(rank, deaths) for rank in range(2)]) == calm
+
+
+def test_a_rank_that_dies_when_the_training_is_over_has_the_weights_again(dock: Console):
+    """It may be the one that saves the final model."""
+    text, after = (EXAMPLES / "survive_trainer.py").read_text(), "outcome = trainer.train()\n"
+    assert after in text
+    dying = text.replace(after, after + DYING_AT_THE_END)
+    if "trainer" not in _calm:
+        _calm["trainer"] = sail(dock, "trainer", "calm-at-the-end")
+    assert results(run(dock, "trainer", "at-the-end", dying), [2, 1]) == _calm["trainer"]
 
 
 @pytest.mark.parametrize("kind", ["trainer", "accelerate", "lightning_manual", "lightning_sharded"])

@@ -43,8 +43,16 @@ def generate(seed: int) -> Program:
     if draw.random() < 0.5:
         parts = [part.replace("late", "background") for part in parts]
     deaths, pause = kills(draw, ranks, parts), draw.choice([STEPS, STEPS, 4])
+    deaths += over(random.Random(f"over {seed}"), ranks, deaths)
     parts += ["zero"] if wrapper == "ddp" and draw.random() < 0.2 else []
     return Program(ranks, ",".join(parts), deaths, pause)
+
+
+def over(draw: random.Random, ranks: int, deaths: list[str]) -> list[str]:
+    """Perhaps somebody dies when the loop is over, before ranks compare what they have."""
+    rank = draw.randrange(ranks)
+    generation = sum(death.startswith(f"{rank}.") and ":doubt:" not in death for death in deaths)
+    return [f"{rank}.{generation}:over:{STEPS - 1}"] if draw.random() < 0.3 else []
 
 
 def kills(draw: random.Random, ranks: int, parts: list[str]) -> list[str]:

@@ -86,6 +86,12 @@ def test_stages_of_a_pipeline(dock: Console):
 
 
 @pytest.mark.system
+def test_a_rank_that_never_computed_a_step_is_as_ready_as_the_replacement_of_the_lost_one(dock: Console):
+    """A schedule's first step exchanges more than the others: the replacement did that in its rehearsal."""
+    check(dock, "staged", 2, "0.0:constructor")
+
+
+@pytest.mark.system
 def test_experts_spread_over_ranks(dock: Console):
     check(dock, "experts", 2, "1.0:forward:2", "0.0:after vote:5")
 

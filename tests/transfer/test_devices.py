@@ -9,7 +9,7 @@ from emulation import build
 pytestmark = pytest.mark.system
 
 DEVICE = """
-import os, sys, time
+import os, sys, threading, time
 sys.path.append(os.environ["TESTS"])
 import emulation
 switches = emulation.load_accelerator()
@@ -58,9 +58,15 @@ optimizer.step()
 wanted = model.weight.detach().cpu().clone()
 switches.set_copy_seconds(0.01)
 directory = os.path.join(os.environ["PLACE"], "run")
+fences, fence = [], HostCopies.fence
+HostCopies.fence = lambda copies: (fences.append(threading.current_thread() is threading.main_thread()), fence(copies))
 with Saver(directory) as saver:
     handle = saver.save({"model": model, "optimizer": optimizer}, 1)
+    handle.durable.result(60)
+    assert not fences, "only a change of the state has the device wait for the copies"
+    handle = saver.save({"model": model, "optimizer": optimizer}, 2)
     optimizer.step()
+    assert fences == [True]
     assert not torch.equal(model.weight.detach().cpu(), wanted)
     handle.durable.result(60)
 again = torch.nn.Linear(64, 64).to("emul")

@@ -10,7 +10,7 @@ def command(listen: str | None) -> None:
 
     With --listen it answers Prometheus, by default on 127.0.0.1 alone: whoever reaches the port can read the numbers.
     """
-    from argosy.insight import Endpoint, metrics_text
+    from argosy.insight import MetricsEndpoint, metrics_text
 
     if listen is None:
         print(metrics_text(), end="")
@@ -18,6 +18,6 @@ def command(listen: str | None) -> None:
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
         raise click.UsageError(f"not a port: {listen}")
-    with Endpoint(host or "127.0.0.1", int(port)) as endpoint:
+    with MetricsEndpoint(host or "127.0.0.1", int(port)) as endpoint:
         print(f"http://{endpoint.server_address[0]}:{endpoint.server_address[1]}/metrics", flush=True)
         endpoint.serve_forever()

@@ -42,19 +42,13 @@ def command(
         live_harshly(range(seed, seed + seeds), replay=replay, as_json=as_json)
         return
     from argosy.control import parse_restart
-    from argosy.sim import PROFILES, sim_fleet
+    from argosy.sim import PROFILES, FleetPlan, sim_fleet
 
     spares = max(2, hosts // 1000) if spares is None else spares
+    restart = parse_restart(policy, None)
+    plan = FleetPlan(hosts=hosts, ranks_per_host=ranks, hours=hours, spare_hosts=spares, restart=restart)
     began = time.monotonic()
-    found = sim_fleet(
-        seed,
-        PROFILES[profile],
-        hosts=hosts,
-        ranks_per_host=ranks,
-        hours=hours,
-        spare_hosts=spares,
-        restart=parse_restart(policy, None),
-    )
+    found = sim_fleet(seed, PROFILES[profile], plan)
     took_s = time.monotonic() - began
     if as_json:
         print_json({"result": found, "took_s": took_s})

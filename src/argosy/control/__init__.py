@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from argosy.control.host_events import EndDaemons as EndDaemons
     from argosy.control.host_events import EnvironmentLost as EnvironmentLost
     from argosy.control.host_events import ForkRanks as ForkRanks
+    from argosy.control.host_events import HostEffect as HostEffect
+    from argosy.control.host_events import HostEvent as HostEvent
     from argosy.control.host_events import HostTick as HostTick
     from argosy.control.host_events import HostWakeAt as HostWakeAt
     from argosy.control.host_events import ImportIn as ImportIn
@@ -82,8 +84,14 @@ if TYPE_CHECKING:
     from argosy.control.liveness import silence_of_returning as silence_of_returning
     from argosy.control.messages import AcceptRun as AcceptRun
     from argosy.control.messages import ClearRun as ClearRun
+    from argosy.control.messages import Exited as Exited
+    from argosy.control.messages import KillRanks as KillRanks
+    from argosy.control.messages import Noted as Noted
     from argosy.control.messages import Order as Order
     from argosy.control.messages import Report as Report
+    from argosy.control.messages import SignalRanks as SignalRanks
+    from argosy.control.messages import Started as Started
+    from argosy.control.messages import StartRanks as StartRanks
     from argosy.control.node import Acknowledged as Acknowledged
     from argosy.control.node import Connected as Connected
     from argosy.control.node import Decided as Decided
@@ -119,6 +127,7 @@ if TYPE_CHECKING:
     from argosy.control.run_events import EvidenceTaken as EvidenceTaken
     from argosy.control.run_events import Finish as Finish
     from argosy.control.run_events import HostGone as HostGone
+    from argosy.control.run_events import HostSilent as HostSilent
     from argosy.control.run_events import Hung as Hung
     from argosy.control.run_events import Record as Record
     from argosy.control.run_events import RunEvent as RunEvent
@@ -131,5 +140,6 @@ if TYPE_CHECKING:
     from argosy.control.spares import QUIET_S as QUIET_S
     from argosy.control.spares import SpareWish as SpareWish
     from argosy.control.spares import decide_spares as decide_spares
+    from argosy.control.zygotes import RETURN_S as RETURN_S
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

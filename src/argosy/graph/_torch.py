@@ -20,6 +20,7 @@ from torch._inductor.fx_passes.bucketing import bucket_all_gather as bucket_all_
 from torch._inductor.fx_passes.bucketing import bucket_reduce_scatter as bucket_reduce_scatter
 from torch._inductor.fx_passes.post_grad import view_to_reshape as view_to_reshape
 from torch._inductor.pattern_matcher import stable_topological_sort as stable_topological_sort
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir as default_cache_dir
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException

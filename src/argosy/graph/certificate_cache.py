@@ -9,17 +9,19 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 
 import argosy
 from argosy.cost import Chip
 from argosy.fabric import cache_dir
 from argosy.graph.certificate import Certificate, apply_passes, graph_text
+from argosy.graph.file_lock import locked
 from argosy.graph.passes import Pass
 from argosy.graph.simulate import world_of
 from argosy.graph.step_capture import StepGraph
@@ -30,16 +32,17 @@ def apply_passes_once(
 ) -> tuple[StepGraph, list[Certificate], bool]:
     """As `apply_passes`; the last result is whether the certificates came from disk."""
     path = cache_dir() / "certificates" / f"{cache_key(step, passes, chip)}.json"
-    found = replay(step, passes, chip, path)
-    if found is not None:
-        return *found, True
-    after, certificates = apply_passes(step, passes, chip)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = {"after": digest(graph_text(after.graph)), "certificates": [asdict(each) for each in certificates]}
-    written = path.with_suffix(f".{os.getpid()}")
-    written.write_text(json.dumps(data))
-    written.rename(path)  # Ranks of one host write the same file at the same time.
-    return after, certificates, False
+    with locked(path.with_suffix(".lock")):  # Ranks of one host have the same graph: one proves it.
+        found = replay(step, passes, chip, path)
+        if found is not None:
+            return *found, True
+        after, certificates = apply_passes(step, passes, chip)
+        data = {"after": digest(graph_text(after.graph)), "certificates": [asdict(each) for each in certificates]}
+        with suppress(OSError):
+            written = path.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(data))
+            written.rename(path)
+        return after, certificates, False
 
 
 def replay(
@@ -48,8 +51,8 @@ def replay(
     """The step after the passes that were kept, if they still give the graph that was proven."""
     try:
         data = json.loads(path.read_text())
-        certificates = [certificate_of(each) for each in data["certificates"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        certificates = msgspec.convert(data["certificates"], list[Certificate])
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
         return None
     with world_of(step):
         for each in certificates:
@@ -59,11 +62,6 @@ def replay(
         return None
     step.module.recompile()
     return step, certificates
-
-
-def certificate_of(data: dict[str, Any]) -> Certificate:
-    pairs = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return Certificate(**pairs)
 
 
 def cache_key(step: StepGraph, passes: Mapping[str, Pass], chip: Chip) -> str:

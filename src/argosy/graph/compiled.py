@@ -157,7 +157,8 @@ def compile(
     if recipe.world != ranks:
         raise ConfigError(f"the recipe is for {recipe.world} ranks, there are {ranks}")
     sizes = {dim: getattr(recipe, dim) for dim in ("dp", "fsdp", "tp") if getattr(recipe, dim) > 1}
-    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
+    device = device_of(model)
+    mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
     compiled = CompiledStep(model, loss, recipe, mesh)
     groups = {dim: cast(Any, mesh).get_group(dim).group_name for dim in sizes}
     found = rewritten(Training(lambda: model, lambda _: batch, loss), batch, recipe, groups, chip, passes)
@@ -173,11 +174,15 @@ def compile(
         compiled.reason = agreed.reason
         return compiled
     module, compiled.regions = use_compiled(step, made, agreed.regions) if agreed.regions else (step.module, 0)
-    compiled.notes += [f"a part of the graph is not compiled: {each}" for each in made.failures.values()]
+    compiled.notes += made.notes
     compiled.adopt(step, module, batch)
     used = chip or load_chip("cpu")
     compiled.record = TrackRecord(predicted_step(step, used), str(recipe), used.name, compiled.regions)
     return compiled
+
+
+def device_of(model: nn.Module) -> str:
+    return next((each.device.type for each in model.parameters()), "cpu")
 
 
 def rewritten(
@@ -189,6 +194,8 @@ def rewritten(
     passes: Mapping[str, Pass] | None,
 ) -> tuple[StepGraph, list[Certificate]] | str:
     """The captured step after all passes that proved themselves, or why there is none."""
+    if (device := device_of(training.model())) != "cpu":
+        return f"not captured: compiled steps run on CPUs so far, and the model is on {device}"
     try:
         step = capture_model(training, batch, recipe, groups, _torch.FakeTensorMode())
         after, certificates, _ = apply_passes_once(step, PASSES if passes is None else passes, chip or load_chip("cpu"))

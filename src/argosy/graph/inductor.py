@@ -7,7 +7,6 @@ A region that does not compile, or errs more than eager does, stays as it was, a
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
@@ -18,12 +17,18 @@ from torch import Tensor, fx
 
 from argosy.fabric import cache_dir
 from argosy.graph import _torch
+from argosy.graph.file_lock import locked
+from argosy.graph.lowering import nbytes
 from argosy.graph.regions import find_regions, region_key, with_compiled
 from argosy.graph.simulate import widen
 from argosy.graph.step_capture import StepGraph
 
 FACTOR, ALLOWED = 4.0, 1e-5
 """A compiled region may err so many times as much as eager, and so much more relative to the largest number."""
+
+
+CHECKED_BYTES_MAX = 1 << 30
+"""Inputs and results of a region; checking it takes about four times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,23 @@ class Compiled:
     """Region key → why it stays eager."""
     difference: float
     """The largest difference between compiled and eager results on random numbers, relative to their largest."""
+    unchecked: int = 0
+    """Regions that are compiled but were too large to be run on random numbers."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know."""
+        found = [f"a part of the graph is not compiled: {each}" for each in self.failures.values()]
+        if self.unchecked:
+            found.append(f"compiled parts that were too large to be compared with eager: {self.unchecked}")
+        return found
 
 
 def compile_regions(step: StepGraph) -> Compiled:
     """Compile each distinct region of a step. Needs a C++ compiler on CPUs; without one, every region fails."""
     functions: dict[str, Callable[..., Any]] = {}
     failures: dict[str, str] = {}
-    worst = 0.0
+    worst, unchecked = 0.0, 0
     for region in find_regions(step.graph):
         module = region.module()
         key = region_key(region, module)
@@ -51,11 +66,14 @@ def compile_regions(step: StepGraph) -> Compiled:
         try:
             with one_at_a_time(key):
                 functions[key] = compile_module(module)
-            worst = max(worst, check_region(module, functions[key]))
+            if sum(nbytes(each.meta["val"]) for each in (*region.inputs, *region.outputs)) > CHECKED_BYTES_MAX:
+                unchecked += 1
+            else:
+                worst = max(worst, check_region(module, functions[key]))
         except Exception as error:  # The compiler may fail in any way; the step must not.
             functions.pop(key, None)
             failures[key] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-    return Compiled(functions, failures, worst)
+    return Compiled(functions, failures, worst, unchecked)
 
 
 def use_compiled(step: StepGraph, compiled: Compiled, keys: Collection[str]) -> tuple[fx.GraphModule, int]:
@@ -141,10 +159,15 @@ def numbers(value: Tensor, draw: torch.Generator) -> Tensor:
 
 @contextlib.contextmanager
 def one_at_a_time(key: str) -> Generator[None]:
-    """Let one process of this host compile a region, so that the others find the result on disk."""
-    directory = cache_dir() / "inductor"
-    directory.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory))
-    with open(directory / f"{key}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Let one process of this host compile a region, in Argosy's cache, so that the others find the result on disk."""
+    directory, name = cache_dir() / "inductor", "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    if before in (None, _torch.default_cache_dir()):  # torch itself sets it to its default, below /tmp.
+        os.environ[name] = str(directory)
+    try:
+        with locked(directory / f"{key}.lock"):
+            yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before

@@ -138,7 +138,7 @@ class OpenedRun:
         for launch in self.data.launches[-1:]:
             for folder, _ in metrics_folders(self.directory, launch.number):
                 with suppress(OSError, msgspec.MsgspecError):
-                    return msgspec.json.decode((folder / name).read_bytes())
+                    return msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
         return {}
 
     def scalar_names(self) -> list[str]:

@@ -61,7 +61,7 @@ def _columns(run: RunInfo) -> Sequence[list[float]]:
     return steps, since, resident, cpu
 
 
-class Endpoint(http.server.ThreadingHTTPServer):
+class MetricsEndpoint(http.server.ThreadingHTTPServer):
     """Answers `GET /metrics`; each answer asks the agent."""
 
     daemon_threads = True

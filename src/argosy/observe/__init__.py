@@ -34,9 +34,9 @@ from argosy.observe.spans import mark_step as mark_step
 from argosy.observe.spans import read_spans as read_spans
 from argosy.observe.spans import record_spans as record_spans
 from argosy.observe.spans import span as span
-from argosy.observe.thread_times import STEP_CPU as STEP_CPU
-from argosy.observe.thread_times import STEP_DELAY as STEP_DELAY
-from argosy.observe.thread_times import THREADS_CPU as THREADS_CPU
+from argosy.observe.thread_clock import STEP_CPU as STEP_CPU
+from argosy.observe.thread_clock import STEP_DELAY as STEP_DELAY
+from argosy.observe.thread_clock import THREADS_CPU as THREADS_CPU
 from argosy.observe.torch_hooks import attach as attach
 from argosy.observe.torch_hooks import attached as attached
 from argosy.observe.torch_hooks import count_collective as count_collective
@@ -50,5 +50,7 @@ if TYPE_CHECKING:  # These need numpy, and are imported when first used.
     from argosy.observe.columns import decode_frame as decode_frame
     from argosy.observe.columns import encode_frame as encode_frame
     from argosy.observe.columns import read_frames as read_frames
+    from argosy.observe.drain import END_FILE as END_FILE
+    from argosy.observe.drain import run_drain as run_drain
 
 __getattr__, _ = lazy(__name__)

@@ -131,13 +131,14 @@ def run_of(directory: Path) -> Path:
     return next(above, directory.parent.parent)
 
 
-def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
+def run_drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
     """Drain until the end, or until no rank has lived for `orphan_s`; returns the exit code."""
     lock = os.open(memory / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     if not _lock(lock, memory / END_FILE):
         return ANOTHER
     work = Drain(memory, directory)
     work.write_once("start.json", lambda: gather_facts(run_of(directory)))
+    work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})  # 30 ms of a core, once per machine.
     sample_at = flush_at = 0.0
     alive_at = time.monotonic()
     while True:
@@ -152,7 +153,6 @@ def drain(memory: Path, directory: Path, orphan_s: float = ORPHAN_S) -> int:
             flush_at = now + FLUSH_S
             work.flush()
         if ends or now - alive_at > orphan_s:
-            work.write_once("peak.json", lambda: {"cpu_flops_per_core": cpu_peak()})
             return 0
         for _ in range(10):
             if not (memory / END_FILE).exists():
@@ -176,4 +176,4 @@ def _lock(lock: int, end: Path) -> bool:
 if __name__ == "__main__":
     with suppress(OSError):
         os.nice(5)
-    sys.exit(drain(Path(sys.argv[1]), metrics_directory(sys.argv[2], int(sys.argv[3]))))
+    sys.exit(run_drain(Path(sys.argv[1]), metrics_directory(sys.argv[2], int(sys.argv[3]))))

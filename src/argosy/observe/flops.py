@@ -3,7 +3,7 @@
 The model is copied with fake parameters: the live one is only read. Causal attention is counted in full.
 
 F1  Nothing is computed on a device, and no memory is taken but Python objects.
-F2  Whatever fails leaves no record and disturbs nothing.
+F2  Whatever fails disturbs nothing; the reason is recorded.
 """
 
 import copy
@@ -18,6 +18,7 @@ from argosy.observe.rank_journal import rank_journal
 
 AFTER_STEPS = 5
 AFTER_S = 5.0
+ERROR_MAX = 500
 """Training is not disturbed before it has warmed up."""
 TRAINERS = ("_trainer", "_fabric")
 """Attributes of a LightningModule."""
@@ -197,9 +198,8 @@ class FlopWatch:
 
     def _count(self, torch: Any, model: Any, shapes: Any, device: Any) -> None:
         self.thread_id = threading.get_ident()
-        with suppress(Exception):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        with suppress(Exception):  # F2
+        # At usual priority: a thread of low priority would wait for a core with the GIL, and training for it.
+        try:  # F2
             from torch._subclasses.fake_tensor import FakeTensorMode
             from torch.utils._pytree import tree_map_only
 
@@ -213,4 +213,6 @@ class FlopWatch:
                 )
             found = count_step(torch, living, args, kwargs)
             rank_journal.write("flops", **found._asdict(), source="counted", took_s=time.monotonic() - began)
+        except Exception as error:
+            rank_journal.write("flops_failed", error=f"{type(error).__name__}: {error}"[:ERROR_MAX])
         self.thread_id = 0

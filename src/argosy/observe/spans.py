@@ -26,7 +26,7 @@ import msgspec
 
 from argosy._select import native
 from argosy.observe.page import detached_in_child, map_new
-from argosy.observe.thread_times import STEP_CPU, STEP_DELAY, THREADS_CPU, ThreadTimes, other_threads_cpu_ns
+from argosy.observe.thread_clock import STEP_CPU, STEP_DELAY, THREADS_CPU, ThreadClock, other_threads_cpu_ns
 
 HEADER_BYTES = 4096
 RECORD_BYTES = 32
@@ -38,7 +38,7 @@ MAGIC = int.from_bytes(b"ARGSPAN\x02", "little")
 _PID, _CAPACITY, _HEAD, _NAMES, _WALL, _MONOTONIC, REQUEST = range(1, 8)
 THREADS_S = 1.0
 _threads_at = 0.0
-_thread = ThreadTimes()
+_thread = ThreadClock()
 F = TypeVar("F")
 record_span = native.record_span
 _LOW = 0xFFFFFFFF

@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from argosy.sim.fleet.faults import HARSH as HARSH
     from argosy.sim.fleet.faults import PROFILES as PROFILES
     from argosy.sim.fleet.faults import Faults as Faults
+    from argosy.sim.fleet.fleet import FleetPlan as FleetPlan
     from argosy.sim.fleet.fleet import FleetResult as FleetResult
     from argosy.sim.fleet.fleet import sim_fleet as sim_fleet
     from argosy.sim.fleet.lives import live as live
     from argosy.sim.fleet.lives import live_with_lost_hosts as live_with_lost_hosts
     from argosy.sim.fleet.lives import random_life as random_life
+    from argosy.sim.fleet.sim_run import RunPlan as RunPlan
     from argosy.sim.fleet.sim_run import SimRun as SimRun
     from argosy.sim.fleet.world import Violation as Violation
     from argosy.sim.goodput import Fleet as Fleet

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argosy.supervise.client.member_host import refuse_to_serve as refuse_to_serve
     from argosy.supervise.client.member_host import serve_as_host as serve_as_host
     from argosy.supervise.client.runs_without_agent import ending_of as ending_of
+    from argosy.supervise.client.standalone import record_standalone as record_standalone
     from argosy.supervise.daemons import is_runtime_file as is_runtime_file
     from argosy.supervise.environment import open_environment as open_environment
     from argosy.supervise.environment import own_limits as own_limits
@@ -80,6 +81,5 @@ if TYPE_CHECKING:
     from argosy.supervise.records.rundir import read_record as read_record
     from argosy.supervise.records.rundir import started_ranks as started_ranks
     from argosy.supervise.records.rundir import write_atomically as write_atomically
-    from argosy.supervise.standalone import record_standalone as record_standalone
 
 __getattr__, __all__ = lazy(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

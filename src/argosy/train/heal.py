@@ -18,7 +18,7 @@ from argosy.train.rows import Row
 from argosy.train.scribe import merge_recent
 from argosy.train.step import Diverged
 from argosy.train.tracking import bytes_of
-from argosy.transfer import Ownership, State, take_over, tensors_state
+from argosy.transfer import Ownership, take_over, tensors_state
 
 if TYPE_CHECKING:
     from argosy.train.run import Run
@@ -155,7 +155,7 @@ class Healing:
         """What differs between ranks."""
         own = None if self._run.arena is None else self._run.arena.own_of(step)
         if own is not None:
-            self._run.tracked.take_over_buffers(own)
+            self._run.tracked.take_over_buffers(own.tensors())
 
     def from_arena(self, version: Version) -> None:
         """Take over this rank's own state of `version`, if it has another one."""
@@ -164,7 +164,7 @@ class Healing:
             return
         held = None if run.arena is None else run.arena.full(version)
         if held is None:
-            raise PeerLost(f"rank {run.rank}", f"its arena no longer holds step {version.step}")
+            raise ArgosyError(f"the arena of rank {run.rank} no longer holds step {version.step}")
         run.saves.wait_for_copy()
         self.fresh, self.pristine = True, False  # Until all is taken over, nobody may continue from this rank.
         take_over(run.tracked.state(self.apart), held)
@@ -256,7 +256,7 @@ class Healing:
         for name in sorted({name for each in names for name in each} - everywhere):
             self.holders[name] = tuple(rank for rank, each in enumerate(names) if name in each)
 
-    def before_vote(self, step: int, before: State, *, final: bool) -> None:
+    def before_vote(self, step: int, before: Mapping[str, torch.Tensor], *, final: bool) -> None:
         """What only this rank has goes where its replacement will find it; `final`: nothing changes any more."""
         run = self._run
         if run.arena is None or not self.replicated or not (buffers := run.tracked.buffers()):
@@ -264,8 +264,7 @@ class Healing:
         if final:
             self._note_changes(self._before_update, buffers)
             self._before_update = {}
-        were = before.units
-        changed = [n for n, now in buffers.items() if final or not torch.equal(now, were[n].members["value"].local)]
+        changed = [name for name, buffer in buffers.items() if final or not torch.equal(buffer, before[name])]
         self._voted = {name: buffer._version for name, buffer in buffers.items()}
         if not changed and not self._changed and self._final < step - 1 and run.arena.extend(step, "local"):
             return

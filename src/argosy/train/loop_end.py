@@ -81,6 +81,7 @@ def _come_late(run: "Run") -> None:
     with alone():
         run.healing.find_holders()
         run.healing.from_disk(quiet=True)
+    run.healing.take_local(run.step)
     if not run.crew.board.check([_begun(run, 1)]):  # Else the others are in the next loop, and meet this rank there.
         run.crew.meet_when_needed(True)
 

@@ -107,6 +107,11 @@ class Crew:
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return [int(word) for word in found]
 
+    def part(self) -> None:
+        """Exchange nothing more with the other ranks: where a loss raises nothing, groups answer locally."""
+        if isinstance(self.group, Group):
+            self.group.lose(ConnectionLost("the group", "this rank has left it"))
+
     def is_lost(self, wait_s: float = 0.0) -> bool:
         """Whether the group has lost a rank, or loses one within `wait_s`."""
         deadline = time.monotonic() + wait_s

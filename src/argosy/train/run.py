@@ -100,6 +100,8 @@ class Run:
         self._broken = ""
         """Why no step can follow."""
         self._rehearsing = self._settles = False
+        self.used = False
+        """This process has computed a step, or rehearsed one, up to its update."""
         seed_generators(seed, "begin")  # Constructors that draw random numbers draw the same on all ranks.
         if self.rank == 0:
             check_directory(self.directory)
@@ -378,8 +380,8 @@ class Run:
         self._settles = self.crew.must_be_settled
         if not self._settles or rehearsed >= REHEARSALS or self.healing.restarts_together:
             return False
-        if self.crew.generation > 0 and not self.crew.joined and not rehearsed:
-            return True  # Whatever is made when a model is first used.
+        if not self.used and not rehearsed:
+            return True  # Whatever is made when a model is first used: a rank that was replaced has it.
         return not self.crew.group.settled()
 
     def _meet(self) -> bool:

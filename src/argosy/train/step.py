@@ -33,6 +33,7 @@ from argosy.train.step_machine import (
     Voted,
     react,
 )
+from argosy.train.tracking import Light
 from argosy.transfer import DeviceFailed, State, copy_of, synchronize, take_over
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Step:
         self.fault = ""
         """Why it was skipped."""
         self._latch: Any = None
-        self._light = State()
+        self._light = Light({}, State())
         self._versions: list[int] = []
         self._undo: State | None = None
 
@@ -191,8 +192,7 @@ class Step:
         if self._attempt.undo:
             run.saves.wait_for_copy()
             self._undo = copy_of(run.tracked.state())
-        for optimizer in run.tracked.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        run.tracked.drop_gradients()
         if not self.rehearsal and run.recheck.wants(self.number):
             run.recheck.watch(p for module in run.tracked.modules.values() for p in module.parameters())
         run.parallel.begin_step()
@@ -208,6 +208,7 @@ class Step:
         Raises:
             Abandoned: it must not.
         """
+        self._run.used = True
         if self._decided:
             self._decided = False  # A second one of the same step is a later update.
             return
@@ -278,7 +279,7 @@ class Step:
         """Ask all ranks whether the step is applied; None if a rank is lost."""
         run = self._run
         self._check_device()
-        run.healing.before_vote(self.number + 1, self._light, final=self._undo is not None)
+        run.healing.before_vote(self.number + 1, self._light.buffers, final=self._undo is not None)
         applies, late = int(self.updates > 0), self._attempt.late or 0 <= self._attempt.issued < self._issued
         finite = int(self._finite and self._attempt.finite)
         mine = [self.number, -self.number, applies, -applies, finite, *run.wishes(self.loss, late)]
@@ -366,8 +367,7 @@ class Step:
             tracked.take_over_changing(self._light)
         else:
             take_over(tracked.state(), self._undo)
-        for optimizer in tracked.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        tracked.drop_gradients()
 
 
 def _how(error: BaseException | None) -> Left:

@@ -6,8 +6,8 @@ T2  It is written into the tensors that are there: whoever holds them (DDP, a co
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from argosy.transfer import (
     is_zero,
     references,
     take_over,
-    tensors_state,
     to_host,
     unwrapped,
 )
@@ -38,11 +37,11 @@ SMALL_BYTES = 1 << 20
 """The state_dict of something else than a module or optimizer is copied at each step if its tensors are no larger."""
 
 
-class Changing:
-    """Of a run's ledger what may change inside a step."""
+class Light(NamedTuple):
+    """What may change before a step is decided."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.state_dict, self.load_state_dict = ledger.changing, ledger.load_state_dict
+    buffers: dict[str, Tensor]
+    others: State
 
 
 class Tracked:
@@ -59,6 +58,8 @@ class Tracked:
         self._device: list[torch.device | None] | None = None
         self._extras: dict[str, Any] = {}
         """The extra state of modules; found together with the buffers."""
+        self._place: tuple[int, int] | None = None
+        """Rank and size, once they were found."""
         self._large: set[str] = set()
         """Others whose state is too large for a copy at each step, as of the last checkpoint."""
 
@@ -174,34 +175,44 @@ class Tracked:
                 found[name] = local(buffer)
         return found
 
-    def changing(self) -> State:
+    def changing(self) -> "Light":
         """A copy of what may change before a step is decided: buffers, and small states of others."""
-        state = tensors_state({name: buffer.clone() for name, buffer in self.buffers().items()})
+        buffers = {name: buffer.clone() for name, buffer in self.buffers().items()}
         others = {name: each for name, each in {**self.others, **self._extras}.items() if name not in self._large}
-        said = describe(others={n: Changing(each) if isinstance(each, Ledger) else each for n, each in others.items()})
-        for name, value in said.values.items():
+        others = {name: each.changing() if isinstance(each, Ledger) else each for name, each in others.items()}
+        said = describe(others=others, ranks=self._place)
+        self._place = (said.rank, said.size)
+        state = State()
+        for name, value in said.values.items() if said.units else ():
             units = {each: said.units[each] for each in references(value)}
             if sum(unit.members["value"].local.nbytes for unit in units.values()) <= SMALL_BYTES:
-                state.values[name] = value
                 state.units |= copy_of(State(units=units)).units
             else:
                 self._large.add(name)
-        return state
+        state.values = {name: value for name, value in said.values.items() if name not in self._large}
+        return Light(buffers, state)
 
-    def take_over_changing(self, copy: State) -> None:
+    def take_over_changing(self, copy: "Light") -> None:
         """Return to what `changing` copied."""
-        self.take_over_buffers(copy)
-        buffers = self.buffers()
-        units = {name: unit for name, unit in copy.units.items() if name not in buffers}
-        take_over(describe(others={**self.others, **self._extras}), State(units=units, values=copy.values))
+        self.take_over_buffers(copy.buffers)
+        take_over(describe(others={**self.others, **self._extras}), copy.others)
 
-    def take_over_buffers(self, copy: State) -> None:
-        """Write the buffers of a copy into those that are there."""
-        held = copy.tensors()
+    def take_over_buffers(self, held: Mapping[str, Tensor]) -> None:
+        """Write copies of buffers into those that are there."""
         with torch.no_grad():
             for name, buffer in self.buffers().items():
                 if name in held:
                     buffer.copy_(held[name])
+
+    def drop_gradients(self) -> None:
+        """As `zero_grad` of every optimizer does, without what torch notes for its profiler."""
+        for optimizer in self.optimizers.values():
+            if type(optimizer).zero_grad is not Optimizer.zero_grad:
+                optimizer.zero_grad(set_to_none=True)
+                continue
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def settle(self) -> None:
         """After an attempt that was broken off: nothing of it is left in scalers and FSDP2's pipelines (rule 9)."""

@@ -2,6 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -34,7 +35,12 @@ def inner_of(optimizer: Optimizer) -> Optimizer:
 
 def is_zero(optimizer: Optimizer) -> bool:
     """Whether it is a ZeroRedundancyOptimizer: known by its name, as its module is slow to import."""
-    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
+    return _is_zero(type(optimizer))
+
+
+@cache
+def _is_zero(kind: type) -> bool:
+    return any(each.__name__ == "ZeroRedundancyOptimizer" for each in kind.__mro__)
 
 
 def holder_of(optimizer: Optimizer) -> Optimizer:

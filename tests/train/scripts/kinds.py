@@ -90,6 +90,7 @@ class Plain:
         place("forward")
         self.loss = self.model(batch).square().mean()
         hook = next(iter(self.model.parameters())).register_hook(lambda _: place("reduce"))
+        place("backward")
         self.loss.backward()
         hook.remove()
         place("before vote")

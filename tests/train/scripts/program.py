@@ -4,7 +4,8 @@ program.py DIRECTORY STEPS PARTS [RANK.GENERATION:PLACE:STEP]...
 
 PARTS is a list with commas: one of `plain` (each rank trains its own), `averaged` (the script itself averages
 gradients), `ddp`, `replicate`, `fsdp`, and any of those below. A part with a number is used every so many steps:
-`late5` in steps 4, 9, and so on. The place `doubt` of rank 0 is no death: it does not hear how that vote ends.
+`late5` in steps 4, 9, and so on. The place `doubt` of rank 0 is no death: it does not hear how that vote ends. The
+place `over` is behind the loop.
 """
 
 import os
@@ -243,6 +244,8 @@ for step in run.steps(until=int(steps)):
         run.state["count"] = run.state.get("count", 0) + 1
         place("end", step)
         run.log(**{"end": step.number} if "nan" not in parts else {})  # A step that is skipped need not come so far.
+if f"{me}:over:{run.step - 1}" in deaths:
+    os.kill(os.getpid(), signal.SIGKILL)
 if wrong := [name for name, tensor in run.tracked.state().tensors().items() if not tensor.isfinite().all()]:
     print("numbers that are not finite:", *wrong, flush=True)
 if "stamp" in parts:

@@ -71,5 +71,8 @@ trainer = pl.Trainer(
 model = Net()
 trainer.fit(model, datamodule=Rows())
 
+if run.rank == 0:
+    kept = torch.load(best.last_model_path or f"{out}/best/last.ckpt", weights_only=False)
+    assert kept["global_step"] == 0 or kept["optimizer_states"][0]["state"], "no checkpoint of untrained weights"
 digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
-print(f"rank {run.rank}  loss {model.last:.6f}/{trainer.global_step}  weights {digest[:16]}", flush=True)
+print(f"rank {run.rank}  loss {trainer.global_step}  weights {digest[:16]}", flush=True)

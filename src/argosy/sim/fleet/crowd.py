@@ -8,8 +8,17 @@ from typing import TypeVar
 
 import msgspec
 
-from argosy.control import Letter, Order, Report
-from argosy.control.messages import Exited, KillRanks, Noted, SignalRanks, Started, StartRanks
+from argosy.control import (
+    Exited,
+    KillRanks,
+    Letter,
+    Noted,
+    Order,
+    Report,
+    SignalRanks,
+    Started,
+    StartRanks,
+)
 from argosy.core import RankId
 from argosy.sim.fleet.world import World
 

@@ -33,6 +33,8 @@ class Faults:
     """A process is done before the others."""
     fails: float = 0.0
     """A process fails by itself."""
+    device_fails: float = 0.0
+    """The kernel says that it failed because of its device; at times the device cannot be used again."""
     log_shortened: float = 0.0
     managed: float = 1.0
     """A world's ranks are those of `argosy.Run`."""
@@ -67,6 +69,7 @@ HARSH = Faults(
     stubborn=0.2,
     ends=0.5,
     fails=0.3,
+    device_fails=0.2,
     log_shortened=0.02,
     managed=0.3,
     grouped=0.3,

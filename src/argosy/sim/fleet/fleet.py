@@ -1,14 +1,14 @@
 """A long run on many simulated hosts, at a rate of failures, and what came of it."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from argosy.control import Restart, facts
 from argosy.core import ConfigError
 from argosy.sim.fleet.faults import Faults
 from argosy.sim.fleet.host_faults import strike
-from argosy.sim.fleet.sim_run import SimRun
+from argosy.sim.fleet.sim_run import RunPlan, SimRun
 
 SETTLE_S = 30.0
 """Nothing happens to hosts before this much time has passed."""
@@ -47,29 +47,49 @@ def plan_strikes(faults: Faults, hosts: int, hours: float, rng: random.Random) -
     return sorted(strikes)
 
 
-def sim_fleet(
-    seed: int, faults: Faults, *, hosts: int, ranks_per_host: int, hours: float, spare_hosts: int, restart: Restart
-) -> FleetResult:
-    """Simulate a run; hosts to which nothing happens are simulated as one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """A run on many hosts, for some hours."""
+
+    hosts: int
+    ranks_per_host: int = 1
+    hours: float = 1.0
+    spare_hosts: int = 0
+    restart: Restart = field(default_factory=Restart.rank)
+
+    def __post_init__(self) -> None:
+        if min(self.hosts, self.ranks_per_host) < 1 or self.spare_hosts < 0 or self.hours <= 0:
+            raise ConfigError(
+                f"not a run: {self.hosts} hosts of {self.ranks_per_host} ranks, {self.spare_hosts} spare hosts, "
+                f"{self.hours} hours"
+            )
+        if self.restart.along:
+            raise ConfigError(
+                f"groups of ranks are not simulated on many hosts: group:{self.restart.along}",
+                hint="--restart rank, all or never",
+            )
+
+
+def sim_fleet(seed: int, faults: Faults, plan: FleetPlan, *, fold: bool = True) -> FleetResult:
+    """Simulate a run; with `fold`, hosts to which nothing happens are simulated as one.
 
     Raises:
-        ConfigError: there is no such run.
         Violation: an invariant does not hold.
     """
-    if min(hosts, ranks_per_host) < 1 or spare_hosts < 0 or hours <= 0:
-        raise ConfigError(f"not a run: {hosts} hosts of {ranks_per_host} ranks, {spare_hosts} spare, {hours} hours")
-    if restart.along:
-        raise ConfigError("groups of ranks are not simulated on many hosts", hint="--restart rank, all or never")
-    strikes = plan_strikes(faults, hosts, hours, random.Random(seed))
-    struck = {index for _, _, index in strikes}
-    ranks = hosts * ranks_per_host
-    folded = frozenset(range(1, hosts)) - struck
-    run = SimRun(seed, faults, hosts=hosts, ranks=ranks, restart=restart, spare_hosts=spare_hosts, folded=folded)
-    run.world.done_at = run.world.now + hours * 3600
+    strikes = plan_strikes(faults, plan.hosts, plan.hours, random.Random(seed))
+    shape = RunPlan(
+        hosts=plan.hosts,
+        ranks=plan.hosts * plan.ranks_per_host,
+        restart=plan.restart,
+        spare_hosts=plan.spare_hosts,
+        folded=frozenset(range(1, plan.hosts)) - {index for _, _, index in strikes} if fold else frozenset(),
+    )
+    run = SimRun(seed, faults, shape)
+    run.world.done_at = run.world.now + plan.hours * 3600
     for at, kind, index in strikes:
         run.world.after(at, partial(strike, run, kind, f"host{index}"))
     run.run([], events_max=100_000_000)
-    return _result(run, strikes, hours)
+    return _result(run, strikes, plan.hours)
 
 
 def _result(run: SimRun, strikes: list[tuple[float, str, int]], hours: float) -> FleetResult:

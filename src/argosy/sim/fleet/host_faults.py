@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from argosy.control import ForRun, HostSilence
-from argosy.control.run_events import HostGone, HostSilent
+from argosy.control import ForRun, HostGone, HostSilence, HostSilent
 from argosy.core import WaitStatus
 from argosy.sim.fleet.sim_agent import SimAgent
 from argosy.sim.fleet.sim_process import RUN

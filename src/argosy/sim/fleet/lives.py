@@ -8,7 +8,7 @@ from functools import partial
 from argosy.control import ClientLeft, Hung, Restart, RunEvent, StopWanted
 from argosy.sim.fleet.faults import HARSH
 from argosy.sim.fleet.host_faults import strike
-from argosy.sim.fleet.sim_run import SimRun
+from argosy.sim.fleet.sim_run import RunPlan, SimRun
 from argosy.sim.fleet.world import Teller, Violation
 
 POLICIES = [
@@ -59,7 +59,8 @@ def live_with_lost_hosts(seed: int, crash_at: Container[int] = (), tell: Teller 
 def _a_run(seed: int, rng: random.Random, hosts: int, crash_at: Container[int], spare_hosts: int) -> SimRun:
     restart = POLICIES[seed % len(POLICIES)]
     ranks = 2 * hosts if restart.along else hosts + rng.randrange(3)
-    return SimRun(seed, HARSH, hosts=hosts, ranks=ranks, restart=restart, crash_at=crash_at, spare_hosts=spare_hosts)
+    plan = RunPlan(hosts=hosts, ranks=ranks, restart=restart, spare_hosts=spare_hosts)
+    return SimRun(seed, HARSH, plan, crash_at)
 
 
 def random_life(seed: int, tell: Teller | None = None) -> SimRun:

@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from argosy.control import (
+    RETURN_S,
     AskKernel,
     ChildEnded,
     ChildForked,
     ChildRefused,
     ChildSilent,
     Decided,
+    DeviceFault,
     EvidenceTaken,
     Finish,
     ForHost,
     ForkRanks,
     ForRun,
+    HostEffect,
+    HostEvent,
     HostTick,
     HostWakeAt,
     ImportIn,
@@ -58,8 +62,6 @@ from argosy.control import (
     recover,
     recovered,
 )
-from argosy.control.host_events import HostEffect, HostEvent
-from argosy.control.zygotes import RETURN_S
 from argosy.core import RankId, WaitStatus
 from argosy.observe import Flag
 from argosy.sim.fleet.sim_process import SimProcess, SimZygote, read_back
@@ -353,6 +355,8 @@ class SimAgent:
     def _end(self, process: SimProcess, status: WaitStatus) -> None:
         if process.status is None:
             process.status = status
+            if (likely := self.world.faults.device_fails) and not status.ok and self.world.happens(likely):
+                process.device = DeviceFault("Xid 79", gone=self.world.happens(0.3))
             if self.world.happens(self.world.faults.exit_unseen) and self._is_watched(process):
                 self.feed(ForHost(ChildSilent(process.run, process.rank)))
             else:
@@ -378,7 +382,7 @@ class SimAgent:
 
     def _tell_ended(self, process: SimProcess) -> None:
         if process.status is not None and self._is_known(process):
-            self.feed(ForHost(ChildEnded(process.run, process.rank, process.status)))
+            self.feed(ForHost(ChildEnded(process.run, process.rank, process.status, device=process.device)))
 
     # --- what is known of it
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from argosy.control import Launch, LogRecord, Restart
+from argosy.control import DeviceFault, Launch, LogRecord, Restart
 from argosy.core import ProcessId, RankId, WaitStatus
 
 RUN = "run"
@@ -55,6 +55,8 @@ class SimProcess:
     killed: bool = False
     signals: int = 0
     status: WaitStatus | None = None
+    device: DeviceFault | None = None
+    """What the kernel says of its device."""
 
 
 @dataclass(slots=True)

@@ -8,10 +8,12 @@ W5  In the end every host has cleared up, or is known to be lost.
 W6  Restarts stay within their budget.
 W7  The log of a killed agent replays to the same state.
 W8  A signal is sent once, and nobody is stopped because of a failure before evidence of it was taken.
+W9  No rank starts on a device that was excluded.
 """
 
 import itertools
 from collections.abc import Container
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -22,6 +24,7 @@ from argosy.control import (
     Connected,
     Finish,
     Forgotten,
+    ForkRanks,
     ForRun,
     Launched,
     Letter,
@@ -33,10 +36,10 @@ from argosy.control import (
     RunEvent,
     RunState,
     SendSignal,
+    SignalRanks,
     TakeEvidence,
     facts,
 )
-from argosy.control.messages import SignalRanks
 from argosy.core import RankId
 from argosy.sim.fleet.crowd import Crowd
 from argosy.sim.fleet.faults import Faults
@@ -50,22 +53,24 @@ ACKNOWLEDGE_S = 60.0
 """How long letters to hosts of equal fate wait until they count as taken."""
 
 
-class SimRun:
-    """The run and all that it stands on. `folded` hosts, if any, are simulated as one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """How large a run is, and what is restarted when something of it fails."""
 
-    def __init__(
-        self,
-        seed: int,
-        faults: Faults,
-        *,
-        hosts: int,
-        ranks: int,
-        restart: Restart,
-        crash_at: Container[int] = (),
-        spare_hosts: int = 0,
-        folded: Container[int] = (),
-    ) -> None:
+    hosts: int
+    ranks: int
+    restart: Restart
+    spare_hosts: int = 0
+    folded: frozenset[int] = frozenset()
+    """Hosts to which nothing happens: they are simulated as one."""
+
+
+class SimRun:
+    """The run and all that it stands on."""
+
+    def __init__(self, seed: int, faults: Faults, plan: RunPlan, crash_at: Container[int] = ()) -> None:
         world = self.world = World(seed, faults, crash_at)
+        hosts, ranks, restart = plan.hosts, plan.ranks, plan.restart
         self.restart = restart
         self.told: list[facts.AnyFact] = []
         self.finished: list[Finish] = []
@@ -76,10 +81,10 @@ class SimRun:
         """Hosts whose connection is made again soon."""
         self._viewed = (0, 0, 0)
         self.indices = range(ranks)
-        names = [f"host{number}" for number in range(hosts + spare_hosts)]
+        names = [f"host{number}" for number in range(hosts + plan.spare_hosts)]
         placed = [names[index * hosts // ranks] for index in range(ranks)]
         first_ranks = {placed[index]: index for index in reversed(self.indices)}
-        equal = {names[i]: first_ranks[names[i]] for i in range(1, hosts) if i in folded}
+        equal = {names[i]: first_ranks[names[i]] for i in range(1, hosts) if i in plan.folded}
         self.crowd = Crowd(world, equal) if equal else None
         zygote_dies = world.random.choice(faults.zygote_dies)
         managed, grouped = world.happens(faults.managed), world.happens(faults.grouped)
@@ -103,6 +108,7 @@ class SimRun:
             dims={"pair": ranks // 2, "one": 2} if restart.along else {"rank": ranks},
             nodes=hosts if ranks % hosts == 0 else 1,
             spares=spares,
+            spare_devices=["spare"] if faults.device_fails and world.happens(0.5) else [],
             kind="program" if world.happens(faults.programs) else "script",
             restart=restart,
             detached=world.happens(faults.detached),
@@ -234,6 +240,10 @@ class SimRun:
                 self._check_evidence(state.runs[run], ranks)
             case OfHost(SendSignal(run, rank)) if run in state.runs:
                 self._check_evidence(state.runs[run], (rank,))
+            case OfHost(ForkRanks(ranks=ranks, devices=given)) if self.state is not None:
+                excluded = {*self.state.devices.excluded.get(state.name, ())}
+                used = {given.get(rank.index) or f"of rank {rank.index}" for rank in ranks}
+                self.world.require(not used & excluded, "W9", f"{ranks} start on devices {used & excluded}")
             case _:
                 pass
 

@@ -75,9 +75,9 @@ class _Surviving:
         self._leave()
         super().end_training()  # pyright: ignore
 
-    def _leave(self) -> None:
+    def _leave(self, *, alone: bool = False) -> None:
         if self._trained and not self._has_left:
-            self._transaction.finish()
+            self._transaction.finish(alone=alone)
             self._is_entering, self._has_left = False, True
 
     # -- what a rank without the state must not do: it would replace good files by untrained weights ----
@@ -146,7 +146,7 @@ class _Surviving:
     def argosy_leave_if_all_did(self) -> None:
         """The loop has no more batches. If the other ranks have left it, take their weights, for what comes after."""
         if self._is_entering and self._transaction.has_ended:
-            self._leave()
+            self._leave(alone=True)
 
     def argosy_close(self) -> None:
         self._waits_for = 0

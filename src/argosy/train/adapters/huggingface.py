@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback
 
 from argosy.train.adapters.attributes import Attributes
 from argosy.train.adapters.kept_calls import kept_calls
@@ -78,7 +78,8 @@ class _Surviving:
         at = self._transaction.entry_step()
         with tempfile.TemporaryDirectory(prefix="argosy-entry-") as place:
             if at:
-                resume_from_checkpoint = self._write_entry(Path(place), at)
+                step = _PAST_ALL if self._transaction.has_ended else at
+                resume_from_checkpoint = self._progress.write_entry(self, Path(place), step)
             try:
                 outcome = super().train(resume_from_checkpoint, *words, **how)  # pyright: ignore
             except Exception:
@@ -87,20 +88,6 @@ class _Surviving:
         self._leave()
         me.remove_callback(commits)
         return outcome._replace(training_loss=self._progress.total / max(self._progress.steps, 1))
-
-    def _write_entry(self, place: Path, at: int) -> str:
-        """A checkpoint that brings the Trainer to step `at`; its weights are those that the script made."""
-        me: Any = self
-        stateful = [*self._progress.stateful(), me.control]
-        step = _PAST_ALL if self._transaction.has_ended else at
-        state = TrainerState(global_step=step, train_batch_size=me.args.train_batch_size, stateful_callbacks=stateful)
-        state.compute_steps(me.args, me.args.max_steps)
-        state.save_to_json(str(place / "trainer_state.json"))
-        if hasattr(me.model, "peft_config"):
-            me.model.save_pretrained(place)
-        else:
-            torch.save(me.model.state_dict(), place / "pytorch_model.bin")
-        return str(place)
 
     def argosy_enter(self) -> None:
         """The Trainer begins. If the loops of the others have ended, early perhaps, this one has no batches left."""

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor
 
+from argosy.train.adapters.lightning_callbacks import CallbackStates
 from argosy.train.adapters.lightning_counters import enter_fit_loop
 from argosy.train.adapters.transaction import Transaction
 from argosy.train.run import Run
@@ -65,13 +66,15 @@ class _Surviving:
         """What `training_step` was called with since the step began."""
         self._loaders: list[_Skipping] = []
         self._at = 0
-        self._is_manual = False
+        self._is_manual = self._is_entering = False
+        """Whether this rank has not got the state of the step yet at which it enters."""
 
     def setup(self, trainer: Any) -> None:
         if trainer.state.fn != "fit":
             super().setup(trainer)
             return
         self._at = at = self._transaction.entry_step()
+        self._is_entering = at > 0
         super().setup(trainer)
         self._is_manual = not trainer.lightning_module.automatic_optimization
         trainer.callbacks.append(_Commits(self))
@@ -83,6 +86,11 @@ class _Surviving:
             skip = enter_fit_loop(trainer.fit_loop, at, *size, updates)
             for loader in self._loaders:
                 loader.skip = skip
+
+    def save_checkpoint(self, *words: Any, **how: Any) -> None:
+        """A replaced rank has no checkpoint to save before it has the state of the others."""
+        if not self._is_entering:
+            super().save_checkpoint(*words, **how)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """An object of rank `src`; this rank's own one where the ranks have not met, or one of them is lost."""
@@ -112,8 +120,10 @@ class _Surviving:
         until = trainer.estimated_stepping_batches
         last = None if self._is_manual or math.isinf(until) else int(until)
         things |= {f"optimizer{number or ''}": each for number, each in enumerate(self.optimizers)}
+        things["callbacks"] = CallbackStates(trainer.callbacks)
         self._at = self._at if self._is_manual else trainer.global_step
         self._transaction.begin(last, self._at, sharded=True, model=self.model, **things)
+        trainer.should_stop |= self._transaction.has_ended
         if self._is_manual or isinstance(self, ModelParallelStrategy):
             self._transaction.restart_together("with manual optimization or shards a step cannot be repeated")
 
@@ -135,6 +145,7 @@ class _Surviving:
             self._run.once.put(self._at, _COUNTED, self.lightning_module.trainer.global_step)
         if self._is_manual or self._transaction.voted:
             self._transaction.commit()
+            self._is_entering = False
 
     def on_exception(self, exception: BaseException) -> None:
         """Data were exchanged after the vote, and a rank is lost."""
@@ -178,6 +189,7 @@ class _Surviving:
 
     def on_train_end(self) -> None:
         self._transaction.finish()
+        self._is_entering = False
 
 
 class Surviving(_Surviving, DDPStrategy):

@@ -4,8 +4,10 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
@@ -55,3 +57,16 @@ class TrainerProgress:
         """Callbacks that a checkpoint of the Trainer has the state of, such as EarlyStoppingCallback."""
         found: list[TrainerCallback] = self._callbacks.callbacks
         return [each for each in found if isinstance(each, ExportableState)]
+
+    def write_entry(self, trainer: Any, place: Path, step: int) -> str:
+        """A checkpoint that brings the Trainer to `step`; its weights are those that the script made."""
+        stateful = [*self.stateful(), trainer.control]
+        size = trainer.args.train_batch_size
+        state = TrainerState(global_step=step, train_batch_size=size, stateful_callbacks=stateful)
+        state.compute_steps(trainer.args, trainer.args.max_steps)
+        state.save_to_json(str(place / "trainer_state.json"))
+        if hasattr(trainer.model, "peft_config"):
+            trainer.model.save_pretrained(place)
+        else:
+            torch.save(trainer.model.state_dict(), place / "pytorch_model.bin")
+        return str(place)

@@ -20,11 +20,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from argosy.checkpoint import StepNotFound, list_steps
 from argosy.core import ConfigError
+from argosy.train.adapters.memory_restart import restart_together
 from argosy.train.run import Run
 from argosy.train.step import Step
 
 T = TypeVar("T")
-_ENDED = "loop ended at step {}"
+_ENDED, _LEFT = "loop ended at step {}", "all have left the loop"
 
 
 class Transaction:
@@ -50,7 +51,7 @@ class Transaction:
         Call it before models are made: a rank that replaces another waits here until the others have noticed.
         """
         held = self.run.arena.held() if self.run.arena is not None else []
-        self.entry = self.run.crew.entry_step(held)
+        self.entry = -1 if self.run.crew.counted(_LEFT) else self.run.crew.entry_step(held)
         self._from_memory = self.entry >= 0 and bool(held)
         if self.entry < 0:
             self.entry = 0
@@ -87,14 +88,9 @@ class Transaction:
 
     def restart_together(self, why: str) -> None:
         """From now on a lost rank restarts all ranks (X4)."""
-        run = self.run
-        if run.healing.restarts_together or run.crew.kind != "replaceable":
-            return
-        run.healing.restarts_together = run.healing.late = True
-        if run.crew.joined:
-            run.healing.put_full()
-        why = f"all ranks have restarted at step {self.entry:,}, from memory" if self._from_memory else why
-        run.say(f"{why}: if a rank is lost, all ranks restart and resume from the last step, which is kept in memory")
+        restart_together(
+            self.run, f"all ranks have restarted at step {self.entry:,}, from memory" if self._from_memory else why
+        )
 
     def restart_if_lost(self, wait_s: float = 0.0) -> None:
         """End this process if a rank is lost and all must restart (X4)."""
@@ -160,8 +156,8 @@ class Transaction:
                 self.run.begin_anew()
             self._enter_outside()
 
-    def finish(self) -> None:
-        """The framework's loop has ended: leave once all ranks have the last step."""
+    def finish(self, *, alone: bool = False) -> None:
+        """The loop has ended: leave once all ranks have the last step. `alone`: from then on exchange nothing."""
         self.commit()
         self.run.crew.count(_ENDED.format(self.run.step))
         self.run.end_here()
@@ -170,6 +166,10 @@ class Transaction:
         for step in self._steps:
             with step:  # A rehearsal.
                 pass
+        self.run.crew.count(_LEFT)
+        if alone:
+            self.run.crew.part()
+            self._enter_outside()
 
     def open(self, at: int) -> None:
         """Begin step `at`, after waiting for the replacements of lost ranks.

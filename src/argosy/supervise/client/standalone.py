@@ -60,7 +60,9 @@ def _record(directory: Path, rank: int, size: int, said: Sequence[Any]) -> None:
         ring.point("recording begins")  # A drain without anything to drain would not start.
         first = host == said[0][1]
         drained = directory if first else directory / "hosts" / host
-        drain = DrainProcess(memory, drained, number, ["argosy.supervise.standalone", str(directory) if first else ""])
+        drain = DrainProcess(
+            memory, drained, number, ["argosy.supervise.client.standalone", str(directory) if first else ""]
+        )
         drain.tend()
         atexit.register(_end, drain, os.getpid())
 
@@ -109,9 +111,9 @@ def write_end(directory: Path, number: int, said: str, at: float) -> None:
 
 def main(memory: Path, drained: str, number: int, directory: str) -> int:
     """Drain until the ranks are gone, and clear up."""
-    from argosy.observe.drain import END_FILE, drain  # Needs numpy.
+    from argosy.observe import END_FILE, run_drain  # Needs numpy.
 
-    code = drain(memory, metrics_directory(drained, number), ORPHAN_S)
+    code = run_drain(memory, metrics_directory(drained, number), ORPHAN_S)
     if code:
         return code
     said = ""

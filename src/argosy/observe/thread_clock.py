@@ -12,7 +12,7 @@ THREADS_CPU = "python threads cpu"
 """A counter: nanoseconds that Python threads besides the training thread have run."""
 
 
-class ThreadTimes:
+class ThreadClock:
     """The times of the thread that asks; another thread, or a forked child, opens a file of its own."""
 
     def __init__(self) -> None:
