@@ -256,18 +256,14 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
         return
     indices = [index for index, slot in enumerate(state.slots) if slot.host == host]
     wanted = bool(state.opening.intersection(indices)) or any(state.slots[index].takedown for index in indices)
-    needed = bool(indices) and not state.final and state.outcome is None
-    spare = state.spares.pop(0) if state.spares and needed else ""
+    spare = state.spares.pop(0) if state.spares and indices and not state.final and state.outcome is None else ""
     gone = [index for index in indices if state.slots[index].alive and index not in state.opening]
-    if not joined and spare and not any(state.slots[index].takedown for index in gone):
-        gone, moved = [], gone  # Nobody has to be replaced: they start on the spare host as they are.
-    else:
-        moved = []
+    unborn = not joined and bool(spare) and not any(state.slots[index].takedown for index in gone)
+    gone, moved = ([], gone) if unborn else (gone, [])  # Those start on the spare host as they are.
     state.hosts.remove(host)
     state.lost.append(host)
-    out.append(
-        Record(facts.HostLost(at=now, host=host_label(host), reason=reason, ranks=gone, spare=host_label(spare)))
-    )
+    fact = facts.HostLost(at=now, host=host_label(host), reason=reason, ranks=gone, spare=host_label(spare))
+    out.append(Record(fact))
     if gone:  # If it comes back.
         out.append(ToHost(host, KillRanks(tuple(map(state.rank, gone)))))
     out.append(ToHost(host, ClearRun()))
@@ -287,8 +283,7 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
     if not spare and (failed or wanted) and not state.final:
         _take_down(state, _everyone(state, f"{cause}, and there is no spare host", 1), now, out)
     elif failed:
-        progressed = any(state.slots[index].moved for index in failed)
-        failure = _failure(state, failed[0], cause, now, progressed=progressed)
+        failure = _failure(state, failed[0], cause, now, progressed=any(state.slots[index].moved for index in failed))
         _failed(state, failure, 1, out, failed)
     for takedown in list(state.takedowns.values()):
         _advance(state, takedown, now, out)

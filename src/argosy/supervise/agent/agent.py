@@ -117,7 +117,8 @@ class Agent:
         reports = RankReports(self._decisions, self._hosted, Tunnels(self._decisions, self._hosted, self._wake))
         head = self._head = HeadLink(membership, self._decisions, self._selector, reports, self._wake)
         self._performer.head = head
-        places = msgspec.structs.replace(places, name=head.name, address=head.place[0], interface=head.place[1])
+        address, interface = head.find_place()
+        places = msgspec.structs.replace(places, name=head.name, address=address, interface=interface)
         head.calls = HeadCalls(
             accept=lambda run, order: self._accept_run(places, run, order),
             end_client=self._drop,

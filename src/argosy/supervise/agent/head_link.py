@@ -74,8 +74,6 @@ class HeadLink:
         wake: Callable[[], None],
     ) -> None:
         self._membership, self._decisions, self._selector, self.reports = membership, decisions, selector, reports
-        self.place = own_address(membership.address)
-        """The address and the interface of this host, as the others see it."""
         self._jobs = BackgroundJobs(wake)
         self._link: SecureLink[ToMember] | None = None
         self._greeted = False
@@ -86,6 +84,10 @@ class HeadLink:
         """Of the run, sealed; empty until the head has sent it."""
         self.calls = HeadCalls()
         self.dismissed = False
+
+    def find_place(self) -> tuple[str, str]:
+        """The address and the interface of this host, as the others see it."""
+        return own_address(self._membership.address)
 
     @property
     def name(self) -> str:
