@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from argosy.control import (
+    Connected,
     EvidenceTaken,
     Finish,
     ForkRanks,
@@ -65,11 +66,14 @@ class RunInvariants:
         self._views: dict[int, tuple[int, int]] = {}
         """The newest generation that was started of each slot, and in which view."""
         self._seen = (0, 0, 0)
+        self._repeats = False
+        """Letters that are sent now were decided on earlier."""
 
     # --- while the run lives
 
     def heard(self, event: NodeEvent) -> None:
         """An agent is about to react."""
+        self._repeats = isinstance(event, Connected)
         match event:
             case ForRun(_, EvidenceTaken(rank)):
                 self._looked_into.add(rank)
@@ -88,7 +92,7 @@ class RunInvariants:
         match effect:
             case OfRun(_, TakeEvidence(first, cause)):
                 self._asked_for[cause] = first
-            case Letter(run=run, content=SignalRanks(ranks)):
+            case Letter(run=run, content=SignalRanks(ranks)) if not self._repeats:
                 self._check_evidence(state.runs[run], ranks)
             case OfHost(SendSignal(run, rank)) if run in state.runs:
                 self._check_evidence(state.runs[run], (rank,))
