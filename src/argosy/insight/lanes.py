@@ -153,8 +153,8 @@ def read_lane(process: ProcessRecords, life: ProcessLife) -> Lane:
     first = _first_step(process, time[late], name[late], kind[late], end)
     resumed = int(marks[1][0]) - (0 if joined else 1) if len(marks[1]) else 0
     segments = _classify(spans, marks, first, life)
-    counts = [_counter(process, time, columns, each, marks[0]) for each in (STEP_CPU, STEP_DELAY, DETAIL)]
-    return Lane(segments, _waits(process, spans), issues, marks, first, *counts, resumed)
+    ran, delayed, detail = (_counter(process, time, columns, each, marks[0]) for each in (STEP_CPU, STEP_DELAY, DETAIL))
+    return Lane(segments, _waits(process, spans), issues, marks, first, ran, delayed, detail, resumed)
 
 
 def _counter(process: ProcessRecords, time: Ints, columns: Any, name: str, at: Ints) -> Ints:
