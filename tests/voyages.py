@@ -83,8 +83,13 @@ def progress(directory: Path) -> int:
     return max((int(line[0].split()[0]) for line in last if line and line[0].strip()), default=-1)
 
 
-PARTS = {"forward": "forward", "backward": "backward", "reduce": "backward"}
-PARTS |= {"before vote": "vote", "after vote": "after the vote"}
+PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "backward",
+    "before vote": "vote",
+    "after vote": "after the vote",
+}
 """Parts of a step; a pipeline's schedule runs both passes in its `forward`."""
 
 

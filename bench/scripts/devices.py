@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ def open_device(name: str) -> Any:
     """Choose this rank's device; returns the switches of the emulated accelerator, else None."""
     if name == "emul":
         sys.path.append(str(Path(__file__).parents[2] / "tests"))
-        import emulation
-
-        switches = emulation.load_accelerator()
+        switches: Any = import_module("emulation").load_accelerator()
         switches.set_copy_seconds(COPY_S)
         return switches
     if name != "cpu":
