@@ -96,7 +96,7 @@ def fail(state: RunState, generation: int, fault: DeviceFault | None = None) -> 
     recorded = [fact.device for fact in told(effects) if isinstance(fact, facts.RankExited)]
     recorded += [fact.text for fact in told(effects) if isinstance(fact, facts.DeviceExcluded)]
     recorded += [fact.reason for fact in told(effects) if isinstance(fact, facts.GaveUp)]
-    effects += react(state, EvidenceTaken(1), 2.1 + 10 * generation)
+    effects += react(state, EvidenceTaken(rank(1, generation)), 2.1 + 10 * generation)
     effects += react(state, Tick(), 9.0 + 10 * generation)  # Where it is not replaced at once.
     started = [order for order in orders(effects) if isinstance(order, StartRanks)]
     react(state, FromHost(HOST, Started(rank(1, generation + 1), 500 + generation)), 2.2 + 10 * generation)

@@ -83,6 +83,10 @@ def test_a_spare_host_knows_the_run_before_it_is_needed():
     assert orders(react(state, Begin(), 0.0), "c") == [AcceptRun(1, state.launch, warm=True)]
 
 
+def test_a_spare_host_that_is_lost_is_told_to_forget_the_run_if_it_comes_back():
+    assert orders(react(a_run(Restart.rank()), HostSilent("c"), 5.0), "c") == [ClearRun()]
+
+
 def test_what_a_lost_host_says_changes_nothing():
     state = a_run(Restart.rank())
     react(state, HostGone("b", "no power"), 5.0)
@@ -110,7 +114,7 @@ def test_all_start_again_where_the_policy_says_so_with_a_new_store():
     state = a_run(Restart.all())
     effects = react(state, HostGone("a", "no power"), 5.0)
     assert orders(effects, "c") == []
-    react(state, EvidenceTaken(0), 5.1)
+    react(state, EvidenceTaken(rank(0)), 5.1)
     for index in (2, 3):
         effects = react(state, FromHost("b", Exited(rank(index), WaitStatus(signal=15))), 5.2)
     assert orders(effects, "c") == [OpenStore(1)]
@@ -129,7 +133,7 @@ def test_a_host_that_is_lost_while_its_store_opens_hands_that_on():
 def test_without_a_spare_host_or_a_restart_the_run_ends(restart: Restart, spares: tuple[str, ...]):
     state = a_run(restart, spares)
     react(state, HostGone("b", "no power"), 5.0)
-    react(state, EvidenceTaken(2), 5.1)
+    react(state, EvidenceTaken(rank(2)), 5.1)
     for index in (0, 1):
         react(state, FromHost("a", Exited(rank(index), WaitStatus(signal=15))), 5.2)
     assert state.outcome is not None
@@ -154,7 +158,7 @@ def test_a_failure_that_takes_all_ranks_along_ends_the_run_if_one_of_their_hosts
         react(state, FromHost("b", Exited(rank(index), WaitStatus(code=0))), 5.0)
     react(state, HostGone("b", "no power"), 6.0)
     react(state, FromHost("a", Exited(rank(0), WaitStatus(code=3))), 7.0)
-    react(state, EvidenceTaken(0), 7.1)
+    react(state, EvidenceTaken(rank(0)), 7.1)
     react(state, FromHost("a", Exited(rank(1), WaitStatus(signal=15))), 7.2)
     assert state.outcome is not None
     assert state.outcome[:2] == (3, "rank 0: exit code 3")

@@ -87,13 +87,25 @@ def test_p1_nobody_is_told_to_stop_before_the_evidence_is_taken():
     assert orders(effects) == []
     assert TakeEvidence(rank(1), "rank 1: exit code 3") in effects
     assert orders(react(state, Tick(), 2.0)) == []
-    assert orders(react(state, EvidenceTaken(1), 3.0)) == [SignalRanks((rank(0), rank(2)), signal.SIGTERM)]
+    assert orders(react(state, EvidenceTaken(rank(1)), 3.0)) == [SignalRanks((rank(0), rank(2)), signal.SIGTERM)]
 
 
 def test_p1_evidence_that_never_comes_is_not_waited_for_forever():
     state = begun()
     react(state, exited(1, FAILED), 1.0)
     assert orders(react(state, Tick(), 1.0 + run.EVIDENCE_S)) == [SignalRanks((rank(0), rank(2)), signal.SIGTERM)]
+
+
+def test_p1_evidence_of_an_earlier_failure_does_not_stand_for_that_of_a_later_one():
+    state = begun(restart=Restart.all(3))
+    for each in range(2):  # The others have ended before: nobody waits for the evidence of the first failure.
+        react(state, exited(each, WaitStatus(code=0)), 1.0)
+    react(state, exited(2, FAILED), 2.0)
+    react(state, FromHost(HOST, StoreOpened(1, 29501)), 2.1)
+    react(state, FromHost(HOST, Exited(rank(1, 1), FAILED)), 2.2)
+    assert orders(react(state, EvidenceTaken(rank(2)), 2.3)) == []
+    stopped = SignalRanks((rank(0, 1), rank(2, 1)), signal.SIGTERM)
+    assert orders(react(state, EvidenceTaken(rank(1, 1)), 2.4)) == [stopped]
 
 
 def test_p1_evidence_that_was_lost_with_its_taker_is_taken_again():
@@ -110,7 +122,7 @@ def test_p2_a_process_that_nobody_waits_for_is_killed():
 def test_p2_a_generation_starts_after_the_exit_of_the_one_before():
     state = begun(restart=Restart.all(1))
     react(state, exited(0, FAILED), 1.0)
-    react(state, EvidenceTaken(0), 1.1)
+    react(state, EvidenceTaken(rank(0)), 1.1)
     assert orders(react(state, exited(1, TERMINATED), 1.2)) == []
     assert orders(react(state, exited(2, TERMINATED), 1.3)) == [OpenStore(1)]
     ranks = tuple(rank(index, 1) for index in range(3))

@@ -34,6 +34,14 @@ def test_a_rank_whose_device_reports_an_error_is_replaced(emulated: Console):
 
 
 @pytest.mark.system
+def test_a_rank_that_runs_out_of_the_devices_memory_is_replaced_and_the_device_is_not_blamed(emulated: Console):
+    hard = sail(emulated, "plain", 2, "1.0:forward:3>memory")
+    assert "OutOfMemoryError: emul out of memory" in hard.text
+    assert "device failed" not in hard.text
+    assert hard.digests == sail(emulated, "plain", 2).digests
+
+
+@pytest.mark.system
 def test_after_three_errors_a_spare_device_takes_the_place_of_the_one_that_fails(emulated: Console):
     """Ranks of `-n gpu` see one device each; here the emulated one, under three names."""
     directory = emulated.cwd / "spare"

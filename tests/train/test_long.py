@@ -53,5 +53,10 @@ def test_an_hour_of_tiny_steps_with_kills(console: Console, tmp_path: Path):
     assert steps > 100 * FOR_S / 10
     assert size_of(directory / "metrics") < 200 * len(rows) + (1 << 20)
     launch = Path(console.ps("tiny")["dir"])
-    assert size_of(launch) < (8 << 20) + 100_000 * kills, "logs and facts"
+    recorded = size_of(launch / "metrics")  # Two spans of 25 bytes a step and rank, compressed.
+    assert recorded < 200 * len(rows) + (1 << 20)
+    assert size_of(launch) - recorded < (8 << 20) + 100_000 * kills, "logs and facts"
     assert len(list((directory / "checkpoints").glob("step-*"))) <= 5
+    grown = max(held[-1][0] - held[len(held) // 4][0] for held in by_pid.values())
+    print(f"{kills} kills, {steps} steps, {grown >> 10} KiB grown at most, segments {early >> 10} to {late >> 10} KiB")
+    print(f"descriptors {max(each[1] for held in by_pid.values() for each in held)}, spans {recorded >> 10} KiB")

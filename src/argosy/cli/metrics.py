@@ -5,13 +5,18 @@ import click
 
 @click.command(short_help="Show living runs to Prometheus.")
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve http://HOST:PORT/metrics until Ctrl-C.")
-def command(listen: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def command(listen: str | None, as_json: bool) -> None:
     """Print what the agent knows of living runs in Prometheus' text format, as quantiles over ranks.
 
     With --listen it answers Prometheus, by default on 127.0.0.1 alone: whoever reaches the port can read the numbers.
     """
-    from argosy.insight import MetricsEndpoint, metrics_text
+    from argosy.cli.tables import print_json
+    from argosy.insight import MetricsEndpoint, metric_samples, metrics_text
 
+    if as_json:
+        print_json(metric_samples())
+        return
     if listen is None:
         print(metrics_text(), end="")
         return

@@ -121,7 +121,6 @@ if TYPE_CHECKING:
     from argosy.control.restart import charge as charge
     from argosy.control.restart import decide_restart as decide_restart
     from argosy.control.restart import parse_restart as parse_restart
-    from argosy.control.run import describe as describe
     from argosy.control.run_events import ClientCame as ClientCame
     from argosy.control.run_events import ClientLeft as ClientLeft
     from argosy.control.run_events import EvidenceTaken as EvidenceTaken
@@ -137,6 +136,7 @@ if TYPE_CHECKING:
     from argosy.control.run_events import WakeAt as WakeAt
     from argosy.control.run_state import RunState as RunState
     from argosy.control.run_state import Slot as Slot
+    from argosy.control.run_state import describe as describe
     from argosy.control.spares import QUIET_S as QUIET_S
     from argosy.control.spares import SpareWish as SpareWish
     from argosy.control.spares import decide_spares as decide_spares

@@ -57,7 +57,7 @@ from argosy.control.run_events import (
     WakeAt,
 )
 from argosy.control.run_state import DEVICE_FAILED, MANAGED, REPLACE, RunState, Slot, Takedown
-from argosy.core import RankId, WaitStatus, format_ranks, host_label
+from argosy.core import RankId, WaitStatus, host_label
 
 Effects = list[RunEffect]
 Ranks = tuple[RankId, ...]
@@ -86,17 +86,16 @@ def new_run(number: int, launch: Launch, hosts: list[str], now: float) -> RunSta
 def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effects]:
     """Decide what follows from `event`; performs nothing. The state that was passed in is used up."""
     out: Effects = []
-    if isinstance(event, EvidenceTaken):
-        state.owed.pop(event.index, None)
+    if isinstance(event, EvidenceTaken) and state.owed.get(event.rank.index, (None,))[0] == event.rank:
+        del state.owed[event.rank.index]
     if state.ended:
         if isinstance(event, Recovered):
             _ask_for_evidence(state, out)
             _finish(state, out)
         return state, out
     match event:
-        case Begin():
-            if not state.began and not state.final:
-                _begin(state, out)
+        case Begin() if not state.began and not state.final:
+            _begin(state, out)
         case FromHost(host, report):
             if host not in state.lost:  # P7
                 _reported(state, host, report, now, out)
@@ -116,9 +115,10 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
                 _lose_host(state, host, "it is silent", now, out)
         case HostGone(host, reason, joined):
             _lose_host(state, host, reason, now, out, joined=joined)
-        case EvidenceTaken(index):
-            if (takedown := state.takedowns.get(state.slots[index].takedown)) is not None:
-                takedown.evidence = False
+        case EvidenceTaken(rank):
+            takedown = state.takedowns.get(state.slots[rank.index].takedown)
+            if takedown is not None and takedown.evidence == rank:  # P1: that of another failure does not count.
+                takedown.evidence = None
                 _advance(state, takedown, now, out)
         case Tick():
             _tick(state, now, out)
@@ -251,6 +251,7 @@ def _lose_host(state: RunState, host: str, reason: str, now: float, out: Effects
     if host in state.spares:
         state.spares.remove(host)
         state.lost.append(host)
+        out.append(ToHost(host, ClearRun()))
     if host not in state.hosts:
         return
     indices = [index for index, slot in enumerate(state.slots) if slot.host == host]
@@ -338,7 +339,7 @@ def _failed(
         out.append(Record(fact))
         takedown = Takedown(ranks, cause, start_at=now + decision.delay_s)
     out.append(TakeEvidence(failed, cause))
-    takedown.evidence = True
+    takedown.evidence = failed
     _take_down(state, takedown, now, out)
 
 
@@ -353,7 +354,7 @@ def _stop(state: RunState, event: StopWanted, now: float, out: Effects) -> None:
         _take_down(state, takedown, now, out)
         return
     final = state.takedowns[state.final]  # Asked twice, or asked during the end: no more grace.
-    final.kill_at, final.evidence, final.code = now, False, final.code or 128 + event.signal
+    final.kill_at, final.evidence, final.code = now, None, final.code or 128 + event.signal
     _advance(state, final, now, out)
 
 
@@ -379,7 +380,7 @@ def _take_down(state: RunState, takedown: Takedown, now: float, out: Effects) ->
         for index in state.opening:  # They were to start when their store listens: they never will.
             state.leave(index, None)
         state.opening = set()
-    takedown.evidence = takedown.evidence and bool(takedown.alive)  # P1
+    takedown.evidence = takedown.evidence if takedown.alive else None  # P1
     takedown.evidence_until = now + EVIDENCE_S
     _advance(state, takedown, now, out)
 
@@ -485,16 +486,3 @@ def _order(state: RunState, indices: Iterable[int], order: Callable[[Ranks], Ord
 
 def _next_generation(state: RunState, ranks: Iterable[int]) -> int:
     return max(state.slots[index].generation for index in ranks) + 1
-
-
-def describe(state: RunState) -> str:
-    """One word or two for `argosy ps`."""
-    if state.ended:
-        return "ending"
-    if not state.began:
-        return "starting"
-    if state.final or state.outcome is not None:
-        return "stopping"
-    if state.takedowns:
-        return f"restarting {format_ranks([index for down in state.takedowns.values() for index in down.ranks])}"
-    return "running"

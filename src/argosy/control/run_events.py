@@ -59,9 +59,9 @@ class HostGone(msgspec.Struct, frozen=True, tag=True):
 
 
 class EvidenceTaken(msgspec.Struct, frozen=True, tag=True):
-    """The incident about the failure of rank `index` is on disk, or could not be taken."""
+    """The incident about the failure of `rank` is on disk, or could not be taken."""
 
-    index: int
+    rank: RankId
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True):

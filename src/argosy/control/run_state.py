@@ -5,7 +5,7 @@ import msgspec
 from argosy.control.device_faults import Devices
 from argosy.control.launch import Launch
 from argosy.control.restart import Budget
-from argosy.core import RankId, WaitStatus
+from argosy.core import RankId, WaitStatus, format_ranks
 from argosy.observe import Flag
 
 MANAGED, GROUPED = int(Flag.RUN_MANAGED), int(Flag.PROCESS_GROUP)
@@ -57,8 +57,8 @@ class Takedown(msgspec.Struct):
     """None: the run's own."""
     number: int = 0
     alive: set[int] = set()
-    evidence: bool = False
-    """A failure is being looked into; nobody is stopped meanwhile."""
+    evidence: RankId | None = None
+    """The rank whose failure is being looked into; nobody is stopped meanwhile."""
     evidence_until: float = 0.0
     kill_at: float | None = None
 
@@ -148,3 +148,16 @@ class RunState(msgspec.Struct, kw_only=True):
         self.alive -= 1
         if slot.takedown:
             self.takedowns[slot.takedown].alive.discard(index)
+
+
+def describe(state: RunState) -> str:
+    """One word or two for `argosy ps`."""
+    if state.ended:
+        return "ending"
+    if not state.began:
+        return "starting"
+    if state.final or state.outcome is not None:
+        return "stopping"
+    if state.takedowns:
+        return f"restarting {format_ranks([index for down in state.takedowns.values() for index in down.ranks])}"
+    return "running"

@@ -4,6 +4,8 @@ Ray places the actors and watches them. What an actor gets comes over Ray's own 
 its raylet, so does the agent that it runs, since that reads from its pipe.
 """
 
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+
 import os
 import signal
 import subprocess

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from argosy.insight.opened import OpenedRun as OpenedRun
     from argosy.insight.opened import open_run as open_run
     from argosy.insight.prometheus import MetricsEndpoint as MetricsEndpoint
+    from argosy.insight.prometheus import metric_samples as metric_samples
     from argosy.insight.prometheus import metrics_text as metrics_text
     from argosy.insight.speed_text import speed_lines as speed_lines
     from argosy.insight.trace_report import report_trace as report_trace

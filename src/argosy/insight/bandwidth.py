@@ -5,6 +5,7 @@ members issued and that somebody waited for count.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,7 +41,7 @@ def bus_bandwidth(launch: LaunchData, ledger: LaunchLedger) -> list[Bandwidth]:
     sizes: dict[str, int] = {}
     for process, lane in ledger.lanes.items():
         names, known = launch.processes[process].names, launch.groups.get(process, {})
-        issues = (lane.issues[each].tolist() for each in ("group", "number", "time", "bytes", "name"))
+        issues: tuple[Any, ...] = (lane.issues[each].tolist() for each in ("group", "number", "time", "bytes", "name"))
         for number, operation, at, size, name in zip(*issues, strict=True):
             if number in known and operation and names[name] in BUS_FACTOR:
                 sizes[known[number].name] = known[number].size

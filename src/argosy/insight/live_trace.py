@@ -36,29 +36,38 @@ def trace_ranks(
         ConfigError: no rank gave a trace within `wait_s`.
         OSError: the file cannot be written.
     """
-    request = int(time.time())
+    request, deadline = int(time.time()), time.monotonic() + wait_s
+    folder = metrics / "traces" / str(request)
+    asked: set[int] = set()
+    while True:
+        asked |= {rank for rank in ranks if rank not in asked and _ask(memory, rank, request, steps)}
+        found = answers(folder)
+        if found.keys() >= set(ranks) or time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_S)
     missing: dict[int, str] = {}
     for rank in ranks:
-        rings = sorted(memory.glob(f"{rank}.*.page.spans"), key=lambda path: int(path.name.split(".")[1]))
-        try:
-            request_profile(rings[-1], request, steps)
-        except (IndexError, OSError) as error:
-            missing[rank] = getattr(error, "strerror", "") or "it has not started, or is on another host"
-    folder, deadline = metrics / "traces" / str(request), time.monotonic() + wait_s
-    wanted = [rank for rank in ranks if rank not in missing]
-    while (found := answers(folder)).keys() < set(wanted) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    for rank in wanted:
         if rank not in found:
-            missing[rank] = f"did not finish {steps + 1} steps within {wait_s:.0f} s"
+            late = f"did not finish {steps + 1} steps within {wait_s:.0f} s"
+            missing[rank] = late if rank in asked else "it has not started, or is on another host"
         elif found[rank].suffix == ".error":
             missing[rank] = found[rank].read_text(errors="replace")
-    traced = {rank: found[rank] for rank in wanted if rank not in missing}
+    traced = {rank: found[rank] for rank in ranks if rank not in missing}
     if not traced:
         why = "; ".join(f"rank {rank}: {reason}" for rank, reason in missing.items())
         raise ConfigError(f"no rank gave a trace: {why}", hint="a rank must finish steps: see `argosy stacks`")
     merge_traces(traced, output)
     return LiveTrace(str(output), sorted(traced), missing)
+
+
+def _ask(memory: Path, rank: int, request: int, steps: int) -> bool:
+    """Ask a rank for a profile; False if it has no ring here, because it has not started yet, for example."""
+    rings = sorted(memory.glob(f"{rank}.*.page.spans"), key=lambda path: int(path.name.split(".")[1]))
+    try:
+        request_profile(rings[-1], request, steps)
+    except (IndexError, OSError, ValueError):
+        return False
+    return True
 
 
 def merge_traces(traces: Mapping[int, Path], output: Path) -> None:

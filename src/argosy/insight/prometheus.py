@@ -6,10 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from argosy.fabric import runtime_dir, shared_memory_path
 from argosy.observe import Page
 from argosy.supervise import RunInfo, list_runs
 
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 GAUGES = {
     "argosy_run_ranks": "Ranks of a living run.",
@@ -24,17 +27,33 @@ SUMMARIES = {
 }
 
 
-def metrics_text() -> str:
-    """Everything, in Prometheus' text format."""
-    lines = [f"# HELP {name} {text}\n# TYPE {name} gauge" for name, text in {**GAUGES, **SUMMARIES}.items()]
+class Sample(msgspec.Struct, frozen=True):
+    """One number."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def metric_samples() -> list[Sample]:
+    """Everything that is known of living runs."""
+    found: list[Sample] = []
     for run in list_runs().runs:
-        label = "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in run.name)
         values = (run.size, sum(rank.generation for rank in run.ranks), run.started_at)
-        lines += [f'{name}{{run="{label}"}} {value:.15g}' for name, value in zip(GAUGES, values, strict=True)]
+        found += [Sample(name, {"run": run.name}, value) for name, value in zip(GAUGES, values, strict=True)]
         for name, column in zip(SUMMARIES, _columns(run), strict=True):
             for quantile in QUANTILES if column else ():
                 value = sorted(column)[round(quantile * (len(column) - 1))]
-                lines.append(f'{name}{{run="{label}",quantile="{quantile:g}"}} {value:.15g}')
+                found.append(Sample(name, {"run": run.name, "quantile": f"{quantile:g}"}, value))
+    return found
+
+
+def metrics_text() -> str:
+    """The same in Prometheus' text format."""
+    lines = [f"# HELP {name} {text}\n# TYPE {name} gauge" for name, text in {**GAUGES, **SUMMARIES}.items()]
+    for sample in metric_samples():
+        labels = ",".join(f'{name}="{text.translate(ESCAPES)}"' for name, text in sample.labels.items())
+        lines.append(f"{sample.name}{{{labels}}} {sample.value:.15g}")
     return "\n".join(lines) + "\n"
 
 

@@ -25,7 +25,7 @@ def target_of(torch: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     """The type of the device that a call names; "" if it names none."""
     if name in ("cuda", "cpu"):
         return name
-    target = args[0] if args else kwargs.get("src" if name == "copy_" else "device", kwargs.get("other"))
+    target: Any = args[0] if args else kwargs.get("src" if name == "copy_" else "device", kwargs.get("other"))
     if isinstance(target, torch.Tensor):
         target = target.device
     if isinstance(target, torch.device):

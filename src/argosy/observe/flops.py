@@ -86,14 +86,18 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
         own = {each.untyped_storage()._cdata for each in (*twin.parameters(), *twin.buffers())}
         args, kwargs = tree_map_only(torch.Tensor, imitate, (args, kwargs))
         with Counter():
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autograd.graph.saved_tensors_hooks(keep, _itself):
                 result = twin(*args, **kwargs)
             forward = Counter.total
             with suppress(Exception):
                 made = [each.sum() for each in tree_leaves(_values(result)) if _differentiable(torch, each)]
-                sum(made[1:], made[0]).backward()
+                torch.stack(made).sum().backward()
     executed = Counter.total if Counter.total > forward else 0
     return StepCount(forward, executed, sum(each.nbytes() for key, each in kept.items() if key not in own))
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 def _values(result: Any) -> Any:

@@ -93,7 +93,9 @@ def _open_nvml() -> Any:
 def gpu_rows(nvml: Any) -> list[list[float]]:
     """What NVML says of each GPU."""
     found: list[list[float]] = []
-    for number in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+    if nvml is None:
+        return found
+    for number in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(number)
         power, heat = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3, nvml.nvmlDeviceGetTemperature(gpu, 0)
         used = nvml.nvmlDeviceGetMemoryInfo(gpu).used

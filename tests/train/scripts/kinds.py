@@ -37,6 +37,12 @@ def break_device():
     torch.empty(1, pin_memory=True).copy_(torch.ones(1, device=DEVICE), non_blocking=True)
 
 
+def exhaust_memory():
+    """The device has no memory left for this process."""
+    switches.set_memory_limit(1)
+    torch.empty(100, device=DEVICE)
+
+
 SAMPLES = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
 
 

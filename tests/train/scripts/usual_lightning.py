@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from collections.abc import Iterable
 
 import lightning.pytorch as pl
 import torch
@@ -74,5 +75,12 @@ trainer.fit(model, datamodule=Rows())
 if run.rank == 0:
     kept = torch.load(best.last_model_path or f"{out}/best/last.ckpt", weights_only=False)
     assert kept["global_step"] == 0 or kept["optimizer_states"][0]["state"], "no checkpoint of untrained weights"
-digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
-print(f"rank {run.rank}  loss {trainer.global_step}  weights {digest[:16]}", flush=True)
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()[:16]
+
+
+# Buffers of BatchNorm are rank 0's after a validation, if it lives then; rank 0 is the one that saves.
+buffers = digest(model.buffers()) if run.rank == 0 else "-"
+print(f"rank {run.rank}  loss {trainer.global_step}/{buffers}  weights {digest(model.parameters())}", flush=True)

@@ -1,6 +1,6 @@
 """A training of some kind whose ranks die where they are told to; run by test_voyages.py through `argosy run`.
 
-voyage.py DIRECTORY KIND STEPS [RANK.GENERATION:PLACE[:STEP][>VICTIM|>device]]...
+voyage.py DIRECTORY KIND STEPS [RANK.GENERATION:PLACE[:STEP][>VICTIM|>device|>memory]]...
 """
 
 import os
@@ -30,6 +30,9 @@ def place(name: str, step: int | None = None) -> None:
         if (who, where) == (me, name) and (not when or int(when[0]) == step):
             if victim == "device":
                 kinds.break_device()
+                return
+            if victim == "memory":
+                kinds.exhaust_memory()
                 return
             time.sleep(0.5 if name == "healed" else 0.0)  # Until others have taken the state over.
             pids = Path(directory, f"built.{victim}").read_text().split() if victim else [os.getpid()]

@@ -4,6 +4,7 @@ from functools import partial
 
 from argosy.control import ForRun, HostGone, HostSilence, HostSilent
 from argosy.core import WaitStatus
+from argosy.sim.fleet.run_invariants import RETURNED_S
 from argosy.sim.fleet.sim_agent import SimAgent
 from argosy.sim.fleet.sim_process import RUN
 from argosy.sim.fleet.sim_run import SimRun
@@ -25,7 +26,7 @@ def strike(run: SimRun, kind: str, name: str) -> None:
             _miss_beats(run, agent)
         case "cut" | "one-way":
             agent.hears, agent.heard = kind == "one-way", False
-            run.world.after(run.world.within(run.world.faults.cut_s), partial(_connect, agent))
+            run.world.after(run.world.within(run.world.faults.cut_s), partial(_connect, run, agent))
             _miss_beats(run, agent)
         case "rank":
             living = [each for each in agent.processes if each.status is None]
@@ -38,8 +39,10 @@ def strike(run: SimRun, kind: str, name: str) -> None:
             raise AssertionError(kind)
 
 
-def _connect(agent: SimAgent) -> None:
+def _connect(run: SimRun, agent: SimAgent) -> None:
     agent.hears = agent.heard = True
+    agent.reached_at = run.world.now
+    run.world.after(RETURNED_S, lambda: run.invariants.check_returned(run.state, agent))
 
 
 def _tell_engines_word(run: SimRun, name: str) -> None:

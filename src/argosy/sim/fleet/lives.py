@@ -5,7 +5,7 @@ import signal
 from collections.abc import Container
 from functools import partial
 
-from argosy.control import ClientLeft, Hung, Restart, RunEvent, StopWanted
+from argosy.control import Hung, Restart, RunEvent, StopWanted
 from argosy.sim.fleet.faults import HARSH
 from argosy.sim.fleet.host_faults import strike
 from argosy.sim.fleet.sim_run import RunPlan, SimRun
@@ -17,6 +17,7 @@ POLICIES = [
     Restart.rank(4),
     Restart.rank(),
     Restart.group("one", 2),
+    Restart.group("pair"),
     Restart(policy="auto"),
     Restart(policy="all", max_restarts=2, startup_max=2),
 ]
@@ -34,7 +35,7 @@ def live(seed: int, crash_at: Container[int] = (), tell: Teller | None = None) -
     if rng.random() < 0.2:
         stops.append((rng.uniform(5, 60), Hung(0, "hung")))
     if not run.launched.launch.detached and rng.random() < 0.1:
-        stops.append((rng.uniform(0, 60), ClientLeft()))
+        run.world.after(rng.uniform(0, 60), run.lose_client)
     run.run(stops)
     run.check_end()
     return run

@@ -69,6 +69,8 @@ from argosy.sim.fleet.world import AgentKilled, World
 
 DOWN_S = (0.01, 3.0)
 """How long a host has no agent after one was killed."""
+STOPPED_S = 60.0
+"""A process whose agent can be reached is gone this long after its signal, grace included."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Outside:
     send: Callable[[str, Letter], None]
     record: Callable[[facts.AnyFact], None]
     finish: Callable[[Finish], None]
+    heard: Callable[[NodeEvent], None]
+    """Looks at an event before an agent reacts."""
     before: Callable[[NodeState, NodeEffect], None]
     """Looks at an effect before it is performed."""
     came: Callable[[str], None]
@@ -105,6 +109,8 @@ class SimAgent:
     """Whether what other hosts send gets here."""
     heard: bool = True
     """Whether what it sends gets to other hosts."""
+    reached_at: float = 0.0
+    """Since when it does, if it once did not."""
     log: list[LogRecord] = field(default_factory=list[LogRecord])
     processes: list[SimProcess] = field(default_factory=list[SimProcess])
     executed: dict[RankId, SimProcess] = field(default_factory=dict[RankId, SimProcess])
@@ -127,6 +133,7 @@ class SimAgent:
             self.world.note(self.name, event)
             if self.world.can_crash:
                 self.log.append(Decided(event, self.world.now))
+            self.outside.heard(event)
             self.state, effects = node.react(self.state, event, self.world.now)
             self._perform(effects)
             if self.world.happens(self.world.faults.log_shortened):
@@ -200,7 +207,7 @@ class SimAgent:
             case OfRun(run, WakeAt(at)):
                 self._wake_at(at, ForRun(run, Tick()))
             case OfRun(run, TakeEvidence(first)):
-                taken = ForRun(run, EvidenceTaken(first.index))
+                taken = ForRun(run, EvidenceTaken(first))
                 if self.world.random.random() >= self.world.faults.evidence_lost:
                     self.world.after(self.world.within((0, 3)), partial(self.feed, taken))
             case OfRun(_, Finish() as finish):
@@ -227,6 +234,7 @@ class SimAgent:
             case SendSignal(run, rank, number):
                 for process in self.living(run, rank):
                     process.signals += 1
+                    process.gone_by = world.now + STOPPED_S + world.faults.cut_s[1]
                     world.require(process.signals == 1, "W8", f"{rank} was signalled twice")
                     if not process.stubborn:
                         self.end_later(process, world.within((0, 8)), WaitStatus(signal=number))
@@ -357,6 +365,8 @@ class SimAgent:
             process.status = status
             if (likely := self.world.faults.device_fails) and not status.ok and self.world.happens(likely):
                 process.device = DeviceFault("Xid 79", gone=self.world.happens(0.3))
+            in_time = self.world.now <= process.gone_by
+            self.world.require(in_time, "W3", f"{process.rank} was to be gone at {process.gone_by:.0f} s")
             if self.world.happens(self.world.faults.exit_unseen) and self._is_watched(process):
                 self.feed(ForHost(ChildSilent(process.run, process.rank)))
             else:

@@ -1,5 +1,6 @@
 """What lives on a simulated host besides its agent: processes of ranks, and zygotes."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,8 @@ class SimProcess:
     """Its parent, unless the warden executed it."""
     killed: bool = False
     signals: int = 0
+    gone_by: float = math.inf
+    """When it must be gone, once it was told to stop."""
     status: WaitStatus | None = None
     device: DeviceFault | None = None
     """What the kernel says of its device."""

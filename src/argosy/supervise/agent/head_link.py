@@ -44,6 +44,8 @@ HEAD_PEER = "head"
 AGAIN_S = 0.3
 DISMISSED_S = 20.0
 """How long a host without its head waits for it, once the engine has told it to end."""
+_numbers = itertools.count(1)
+"""Of the ranks that have asked something of a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,6 @@ class HeadLink:
         self._link: SecureLink[ToMember] | None = None
         self._greeted = False
         self._clients: dict[Link[ToAgent], int] = {}
-        self._numbers = itertools.count(1)
         self._again_at = self._beat_at = 0.0
         self._heard_at = time.monotonic()
         self.environment: bytes = b""
@@ -141,7 +142,7 @@ class HeadLink:
         """Pass on what a rank wants; without a link it is asked to say it again when there is one."""
         number = self._clients.get(client)
         if number is None:
-            number = self._clients[client] = next(self._numbers)
+            number = self._clients[client] = next(_numbers)
         self._queue(RankAsked(number, message))
 
     def engine_ends(self, *, lost: bool) -> None:

@@ -283,7 +283,7 @@ class Evidence:
                 first=incident.first,
             )
             self._run.tell_fact(taken)
-        self._run.feed(EvidenceTaken(failed.index))
+        self._run.feed(EvidenceTaken(failed))
 
     def _write(
         self, make: Callable[[], Incident], stacks: Mapping[int, Stack] | None, then: Callable[[Incident | None], None]

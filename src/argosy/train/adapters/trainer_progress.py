@@ -1,6 +1,6 @@
 """What the Trainer of transformers remembers of its steps, as something that a run tracks."""
 # pyright: reportMissingTypeStubs=false, reportMissingImports=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 import json
 from dataclasses import asdict
