@@ -26,6 +26,9 @@ LATE_S = 1.0
 class AskedHost(Protocol):
     """A host that can be asked."""
 
+    @property
+    def is_there(self) -> bool: ...
+
     def send(self, message: object) -> None: ...
 
 
@@ -52,10 +55,10 @@ class RemoteRanks:
 
     def reach(self, link: Link[ToAgent], host: str, message: OpenTunnel) -> None:
         """Connect a client with a rank on this host."""
-        if host in self._hosts:
+        if host in self._hosts and self._hosts[host].is_there:
             self.tunnels.open(link, self._hosts[host], message)
         else:
-            link.send(Refused(f"the host of the rank is not known: {host}"))
+            link.send(Refused(f"the host of rank {message.rank} cannot be reached now: {host}"))
 
     def find(self, rank: RankId) -> RankSeen | None:
         """What a rank showed last, if it is this generation."""

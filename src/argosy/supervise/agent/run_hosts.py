@@ -90,6 +90,11 @@ class MemberHost:
     """When the run is stopped, because the engine has told the host to end."""
     clients: "dict[int, RemoteRank]" = field(default_factory=dict[int, "RemoteRank"])
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it would hear something that is said now."""
+        return self.link is not None and self.silence.joined
+
     def send(self, message: object) -> None:
         """Say something, if there is a link; that it ended is seen when it is read."""
         if self.link is not None:

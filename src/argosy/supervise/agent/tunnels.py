@@ -176,18 +176,17 @@ class Tunnels:
 
 def _reach_breakpoint(folder: Path, rank: int) -> socket.socket:
     waiting = sorted(folder.glob(f"{rank}.*.debug"), key=lambda path: int(path.name.split(".")[1]))
-    client = socket.socket(socket.AF_UNIX)
-    try:
-        if not waiting:
-            raise LookupError(f"rank {rank} is not at a breakpoint")
-        client.connect(str(waiting[-1]))
-    except OSError:
-        client.close()
-        raise LookupError(f"rank {rank} is not at a breakpoint") from None
-    except LookupError:
-        client.close()
-        raise
-    return client
+    if waiting:
+        client = socket.socket(socket.AF_UNIX)
+        directory = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # However long the path is.
+            client.connect(f"/proc/self/fd/{directory}/{waiting[-1].name}")
+            return client
+        except OSError:  # It went on, or is just being reached by somebody else.
+            client.close()
+        finally:
+            os.close(directory)
+    raise LookupError(f"rank {rank} is not at a breakpoint")
 
 
 class TunnelHost(Protocol):
