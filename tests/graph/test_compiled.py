@@ -192,6 +192,10 @@ def test_a_compiled_step_survives_a_kill_under_run(console: Console, tmp_path: P
         ends.append(finished(console, folder, mark)[0])
         assert mark.exists()
     assert ends[0] == ends[1]
+    compared = json.loads(console.argosy("compare", "last", "--json").out)
+    assert compared["forecasts"][0]["recipe"] == "fsdp=2 micro=2"
+    assert compared["forecasts"][0]["step"][1] > 0
+    assert "80% interval of its prediction" in console.argosy("compare", "last").text
 
 
 def test_a_model_elsewhere_is_not_captured():
