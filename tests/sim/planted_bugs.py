@@ -1,4 +1,4 @@
-"""Twenty bugs that the machines of `argosy.control` could have, each one change of text, and how a seed is looked for.
+"""Bugs that the machines of `argosy.control` could have, each one change of text, and how a seed is looked for.
 
 The copy of the package with the bug is laid over the installed one in a process of its own.
 """

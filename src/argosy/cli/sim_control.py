@@ -6,6 +6,7 @@ import time
 import click
 
 from argosy.cli.tables import print_json
+from argosy.core import ConfigError
 
 
 @click.command(name="control")
@@ -38,6 +39,10 @@ def command(
     `llama3` fails hosts at the published rate of Llama 3's training. `harsh` is for small worlds, drawn from the seed,
     that live a minute in which messages are lost and agents, zygotes and hosts die all the time.
     """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: at least one seed is needed")
+    if profile != "harsh" and (replay or seeds != 1):
+        raise ConfigError(f"--replay and --seeds are not for {profile}", hint="--faults harsh")
     if profile == "harsh":
         live_harshly(range(seed, seed + seeds), replay=replay, as_json=as_json)
         return

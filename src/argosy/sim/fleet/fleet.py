@@ -1,5 +1,6 @@
 """A long run on many simulated hosts, at a rate of failures, and what came of it."""
 
+import math
 import random
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,7 +59,7 @@ class FleetPlan:
     restart: Restart = field(default_factory=Restart.rank)
 
     def __post_init__(self) -> None:
-        if min(self.hosts, self.ranks_per_host) < 1 or self.spare_hosts < 0 or self.hours <= 0:
+        if min(self.hosts, self.ranks_per_host) < 1 or self.spare_hosts < 0 or not 0 < self.hours < math.inf:
             raise ConfigError(
                 f"not a run: {self.hosts} hosts of {self.ranks_per_host} ranks, {self.spare_hosts} spare hosts, "
                 f"{self.hours} hours"
