@@ -41,11 +41,12 @@ def bus_bandwidth(launch: LaunchData, ledger: LaunchLedger) -> list[Bandwidth]:
     sizes: dict[str, int] = {}
     for process, lane in ledger.lanes.items():
         names, known = launch.processes[process].names, launch.groups.get(process, {})
-        issues: tuple[Any, ...] = (lane.issues[each].tolist() for each in ("group", "number", "time", "bytes", "name"))
-        for number, operation, at, size, name in zip(*issues, strict=True):
+        issues: Any = (lane.issues[each].tolist() for each in ("group", "number", "time", "bytes", "name"))
+        rows: list[tuple[int, int, int, int, int]] = list(zip(*issues, strict=True))
+        for number, operation, at, nbytes, name in rows:
             if number in known and operation and names[name] in BUS_FACTOR:
                 sizes[known[number].name] = known[number].size
-                arrived.setdefault((known[number].name, operation), []).append((at, size, names[name]))
+                arrived.setdefault((known[number].name, operation), []).append((at, nbytes, names[name]))
         waits = lane.waits
         columns = (waits.group.tolist(), waits.number.tolist(), waits.end.tolist())
         for number, operation, end in zip(*columns, strict=True):
@@ -59,8 +60,8 @@ def bus_bandwidth(launch: LaunchData, ledger: LaunchLedger) -> list[Bandwidth]:
         if size > 1 and len(came) == size and moved and ended.get(key, 0) > last:
             rate = moved * BUS_FACTOR[op](size) / ((ended[key] - last) / 1e9)
             found.setdefault((op, group), []).append((moved, rate))
-    rows = [
+    made = [
         Bandwidth(op, group, len(each), float(np.median([n for n, _ in each])), float(np.median([r for _, r in each])))
         for (op, group), each in found.items()
     ]
-    return sorted(rows, key=lambda row: -row.count * row.median_bytes)
+    return sorted(made, key=lambda row: -row.count * row.median_bytes)
