@@ -94,8 +94,9 @@ def react(state: RunState, event: RunEvent, now: float) -> tuple[RunState, Effec
             _finish(state, out)
         return state, out
     match event:
-        case Begin() if not state.began and not state.final:
-            _begin(state, out)
+        case Begin():
+            if not state.began and not state.final:
+                _begin(state, out)
         case FromHost(host, report):
             if host not in state.lost:  # P7
                 _reported(state, host, report, now, out)
