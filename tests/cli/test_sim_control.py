@@ -14,7 +14,7 @@ def sim_control(*words: str) -> Result:
 
 
 def test_it_says_what_happened_to_the_hosts():
-    said = sim_control("--hosts", "2000", "--hours", "24", "--seed", "1").output
+    said = sim_control("--hosts", "2000", "--hours", "24", "--spares", "8", "--seed", "1").output
     assert said.startswith("2,000 hosts, 2,000 ranks, 24 simulated hours in ")
     assert "end: exit code 0: every rank ended with exit code 0" in said
     assert "every invariant held" in said

@@ -19,9 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from argosy.control import (
+    ChildForked,
     Connected,
     EvidenceTaken,
     Finish,
+    ForHost,
     ForkRanks,
     ForRun,
     Hung,
@@ -59,6 +61,8 @@ class RunInvariants:
         self._indices = range(ranks)
         self.client_left_at: float | None = None
         self._hung_at = 0.0
+        self._decided_before = False
+        """Signals that follow from the event were decided on earlier, perhaps because of another failure."""
         self._exited_at: dict[RankId, float] = {}
         self._asked_for: dict[str, RankId] = {}
         """The causes that evidence was asked for, and the rank that failed."""
@@ -73,7 +77,9 @@ class RunInvariants:
 
     def heard(self, event: NodeEvent) -> None:
         """An agent is about to react."""
-        self._repeats = isinstance(event, Connected)
+        self._decided_before = isinstance(event, Connected) or (
+            isinstance(event, ForHost) and isinstance(event.event, ChildForked)
+        )
         match event:
             case ForRun(_, EvidenceTaken(rank)):
                 self._looked_into.add(rank)
@@ -92,9 +98,9 @@ class RunInvariants:
         match effect:
             case OfRun(_, TakeEvidence(first, cause)):
                 self._asked_for[cause] = first
-            case Letter(run=run, content=SignalRanks(ranks)) if not self._repeats:
+            case Letter(run=run, content=SignalRanks(ranks)) if not self._decided_before:
                 self._check_evidence(state.runs[run], ranks)
-            case OfHost(SendSignal(run, rank)) if run in state.runs:
+            case OfHost(SendSignal(run, rank)) if run in state.runs and not self._decided_before:
                 self._check_evidence(state.runs[run], (rank,))
             case OfHost(ForkRanks(ranks=ranks, view=view, devices=given)):
                 self._check_views(ranks, view)
@@ -164,11 +170,8 @@ class RunInvariants:
     def check_finish(self, end: Finish, state: RunState) -> None:
         """W4, W5 and W10, when the run says that it ends."""
         require, now = self._world.require, self._world.now
-        left = [
-            each.name
-            for each in self._hosts
-            if not each.gone and each.name in state.hosts and RUN in each.state.host.runs
-        ]
+        waited = [each for each in self._hosts if not each.gone and each.name in state.hosts]
+        left = [each.name for each in waited if RUN in each.state.host.runs]
         late = state.outcome is not None and now >= state.outcome[2]
         require(late or not left, "W5", f"the run ends before {left} cleared up")
         require("no spare host" not in end.reason or not state.spares, "W4", f"{end}, but there is {state.spares}")
