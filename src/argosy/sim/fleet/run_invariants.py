@@ -70,8 +70,6 @@ class RunInvariants:
         self._views: dict[int, tuple[int, int]] = {}
         """The newest generation that was started of each slot, and in which view."""
         self._seen = (0, 0, 0)
-        self._repeats = False
-        """Letters that are sent now were decided on earlier."""
 
     # --- while the run lives
 
