@@ -15,7 +15,7 @@ W11 No rank starts on a device that was excluded.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from argosy.control import (
@@ -145,7 +145,7 @@ class RunInvariants:
         self._world.require(len(members) == len(set(members)), "W2", f"two members of a slot: {members}")
 
     @contextmanager
-    def fence(self, state: RunState | None, sender: str, receiver: SimAgent) -> Iterator[None]:
+    def fence(self, state: RunState | None, sender: str, receiver: SimAgent) -> Generator[None]:
         """W9, while an agent takes a letter."""
         is_lost = state is not None and sender in state.lost
         effects = receiver.state.effects
