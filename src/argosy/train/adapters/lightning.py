@@ -74,17 +74,16 @@ class _Surviving:
             super().setup(trainer)
             return
         self._at = at = self._transaction.entry_step()
-        self._is_entering = at > 0
+        self._is_entering, self._loaders = at > 0, []
         super().setup(trainer)
         self._is_manual = not trainer.lightning_module.automatic_optimization
         trainer.callbacks.append(_Commits(self))
         if at:
-            self._loaders = []
             trainer.fit_loop.setup_data()
             updates = self._run.once.kept(at, _COUNTED) or at
             size = (trainer.num_training_batches, trainer.accumulate_grad_batches)
             skip = enter_fit_loop(trainer.fit_loop, at, *size, updates)
-            for loader in self._loaders:
+            for loader in self._loaders:  # Made here, or before, where an optimizer asked for the number of steps.
                 loader.skip = skip
 
     def save_checkpoint(self, *words: Any, **how: Any) -> None:
