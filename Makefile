@@ -6,17 +6,18 @@ VENV := .venv/bin/python
 SANDBOX := $(VENV) tools/sandbox.py
 PYTEST := $(SANDBOX) $(VENV) -m pytest
 RUFF := $(VENV) -m ruff
-FAST := not system and not soak
+FAST := not system and not soak and not engines
 # One more than the usual two cores: tests wait for processes now and then.
 WORKERS := 3
 
-.PHONY: help environment demo test test-system check bench gpu soak docs wheel ruff pyright rust tests tests-without-native
+.PHONY: help environment demo test test-system test-engines check bench gpu soak docs wheel ruff pyright rust tests tests-without-native
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         train on four ranks, kill some, compare the result"
 	@echo "make test         make check, then the tests that need no root"
 	@echo "make test-system  as root: install Debian packages, run the tests that need them"
+	@echo "make test-engines as root: runs on a real Slurm and a real Ray cluster of this machine"
 	@echo "make check        ruff, pyright, rustfmt, clippy, and this code's own rules"
 	@echo "make bench        compare Argosy with torchrun and others, side by side"
 	@echo "make gpu          on a machine with GPUs: kills, saves and steps; writes gpu.json"
@@ -80,6 +81,12 @@ test-system: environment
 	@tools/requirements.sh tests/system/requirements.txt
 	@$(SANDBOX) --alone $(VENV) -m pytest -v -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m system
 	@echo "== make test-system: passed"
+
+test-engines: environment
+	@tools/packages.sh tests/system/engine_packages.txt
+	@tools/requirements.sh tests/system/engine_requirements.txt
+	@$(SANDBOX) --alone $(VENV) -m pytest -v -m engines
+	@echo "== make test-engines: passed"
 
 bench: environment
 	@$(VENV) bench/run.py

@@ -18,7 +18,7 @@ from argosy.supervise.records.rundir import read_facts, read_record
 
 pytest.importorskip("cryptography")
 pytest.importorskip("ray", reason="pip install ray")
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.engines
 STEPS = 30
 
 

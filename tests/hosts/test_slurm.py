@@ -13,7 +13,7 @@ from argosy.control import facts
 from argosy.supervise.records.rundir import read_facts, read_record
 
 pytest.importorskip("cryptography")
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.engines
 STEPS = 30
 
 
