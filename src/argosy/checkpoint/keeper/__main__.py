@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,11 @@ def main() -> None:
         say(READY)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
-    keeper.run()
+    try:
+        keeper.run()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # Threads that still write would crash in the middle of the interpreter's end.
     if not keeper.is_over:  # Else these are its successor's.
         with contextlib.suppress(OSError):
             beside(Path(config.socket), "log").unlink()
