@@ -34,7 +34,7 @@ class Claim:
     pid: int = field(default_factory=os.getpid)
     """A fork has its parent's claims too."""
     leaving: Thread | None = None
-    """It was dropped without `close`: this thread ends its saves, and lets go of the place."""
+    """It was dropped without `close`, or closed too soon: this thread still hands over its saves."""
 
 
 _here: dict[str, Claim] = {}
@@ -63,6 +63,8 @@ def claim(place: str, site: str) -> Claim:
         gc.collect()  # It may be garbage.
     if (other := _other(place)) is not None and other.leaving is not None:
         other.leaving.join(LEAVE_S)
+        if not other.leaving.is_alive():
+            disclaim(other)
     if (other := _other(place)) is not None:
         raise DirectoryInUse(
             f"a Saver of this process writes to {place} already: it was made at {other.site}",

@@ -401,7 +401,10 @@ class Saver:
         self._unfence()
         self._writer.close()
         under_way.pop(self._path, None)
-        disclaim(self._claim)
+        if self._thread.is_alive():  # What it hands over late must not come after what the next saver saves.
+            self._claim.leaving = self._thread
+        else:
+            disclaim(self._claim)
 
     def __enter__(self) -> "Saver":
         return self

@@ -146,5 +146,5 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--on ray needs Ray", hint="pip install 'argosy[ray]'") from None
+        raise ConfigError("--on ray needs Ray", hint="pip install ray cryptography") from None
     return ray
