@@ -193,6 +193,7 @@ class SimAgent:
 
     def _come_back(self, zygote: SimZygote) -> None:
         """A zygote connects to a new agent and tells of its children before it is asked for more."""
+        zygote.life = self.life
         for process in zygote.children.values() if zygote.alive else ():
             self._tell_forked(process)
             self._tell_ended(process)
@@ -286,7 +287,7 @@ class SimAgent:
 
     def _spawn_zygote(self, key: str) -> None:
         world = self.world
-        zygote = SimZygote(key, world.new_process())
+        zygote = SimZygote(key, world.new_process(), self.life)
         self.zygotes.append(zygote)
         self._feed_later(ZygoteSpawned(key, zygote.id))
         world.after(world.within((0.2, 2)), partial(self._hear, zygote, ZygoteCame(key, zygote.id, False)))
@@ -391,7 +392,7 @@ class SimAgent:
             self.feed(ForHost(ChildForked(process.run, process.rank, process.id)))
 
     def _tell_ended(self, process: SimProcess) -> None:
-        if process.status is not None and self._is_known(process):
+        if process.status is not None and self._is_reported(process):
             self.feed(ForHost(ChildEnded(process.run, process.rank, process.status, device=process.device)))
 
     # --- what is known of it
@@ -408,6 +409,15 @@ class SimAgent:
     def _is_known(self, process: SimProcess) -> bool:
         """Whether somebody sees a process: its parent, or the agent since it heard of it."""
         return process.zygote is None or process.zygote.alive or self._is_watched(process)
+
+    def _is_reported(self, process: SimProcess) -> bool:
+        """Whether the agent learns how a process ended: it watches it, or a parent that is connected says so."""
+        zygote = process.zygote
+        local = self._local(process.run, process.rank)
+        other = local is not None and local.process not in (None, process.id)  # Its twin.
+        return not other and (
+            self._is_watched(process) or zygote is None or (zygote.alive and zygote.life == self.life)
+        )
 
     def _is_watched(self, process: SimProcess) -> bool:
         """Whether the agent has heard of a process."""

@@ -68,6 +68,8 @@ class SimZygote:
 
     key: str
     id: ProcessId
+    life: int
+    """Which agent of its host it is connected to, counted from 0."""
     ready: bool = False
     alive: bool = True
     children: dict[RankId, SimProcess] = field(default_factory=dict[RankId, SimProcess])
