@@ -38,6 +38,8 @@ class PlantedBug:
     file: str
     old: str
     new: str
+    seeds: int = 1000
+    """Within so many it is found."""
 
 
 BUGS = [
@@ -122,7 +124,7 @@ BUGS = [
     PlantedBug(
         "spare hosts are forgotten",
         "run.py",
-        'spare = state.spares.pop(0) if state.spares and needed else ""',
+        'spare = state.spares.pop(0) if state.spares and indices and not state.final and state.outcome is None else ""',
         'spare = ""',
     ),
     PlantedBug(
@@ -166,6 +168,7 @@ BUGS = [
         "run.py",
         "        takedown.ranks |= other.ranks\n",
         "",
+        seeds=5000,
     ),
     PlantedBug(
         "only the first start opens a view",

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_planted_bug_is_found(bug: PlantedBug, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    found = first_violation(plant(bug, tmp_path), SEEDS)
+    found = first_violation(plant(bug, tmp_path), bug.seeds)
     assert found.startswith("seed ")
     with capsys.disabled():
         print(f"\n{bug.name}: {found[:100]}")
