@@ -4,8 +4,10 @@ The model is copied with fake parameters: the live one is only read. Causal atte
 
 F1  Nothing is computed on a device, and no memory is taken but Python objects.
 F2  Whatever fails disturbs nothing; the reason is recorded.
+F3  A process that ends stops the count first: torch must not run beside the end of the interpreter.
 """
 
+import atexit
 import copy
 import os
 import threading
@@ -16,6 +18,9 @@ from typing import Any, NamedTuple
 
 from argosy.observe.rank_journal import rank_journal
 
+END_S = 20.0
+"""How long the end of the process waits for the thread that counts."""
+_ending = threading.Event()
 AFTER_STEPS = 5
 AFTER_S = 5.0
 ERROR_MAX = 500
@@ -49,6 +54,7 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
         total = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            _stop_if_ending()
             result = func(*args, **(kwargs or {}))
             formula = flop_registry.get(func._overloadpacket)
             if formula is not None:
@@ -56,6 +62,7 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
             return result
 
     def imitate(tensor: Any) -> Any:
+        _stop_if_ending()
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     class Imitating(TorchFunctionMode):
@@ -94,6 +101,17 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
                 torch.stack(made).sum().backward()
     executed = Counter.total if Counter.total > forward else 0
     return StepCount(forward, executed, sum(each.nbytes() for key, each in kept.items() if key not in own))
+
+
+def _stop_if_ending() -> None:
+    if _ending.is_set():
+        raise RuntimeError("the process ends")
+
+
+def _end(thread: threading.Thread) -> None:
+    """F3."""
+    _ending.set()
+    thread.join(END_S)
 
 
 def _itself(tensor: Any) -> Any:
@@ -183,7 +201,9 @@ class FlopWatch:
             if os.environ.get("RANK", "0") == "0":
                 shapes = tree_map_only(torch.Tensor, hollow, (args, kwargs))
                 work = (torch, weakref.ref(module), shapes, first.device)
-                threading.Thread(target=self._count, args=work, name="argosy-flops", daemon=True).start()
+                thread = threading.Thread(target=self._count, args=work, name="argosy-flops", daemon=True)
+                atexit.register(_end, thread)
+                thread.start()
 
     def weigh(self, torch: Any, optimizer: Any) -> None:
         """After a step of an optimizer: record what its parameters, gradients and moments take, and device memory."""
