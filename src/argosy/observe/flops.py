@@ -56,8 +56,7 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             _stop_if_ending()
             result = func(*args, **(kwargs or {}))
-            formula = flop_registry.get(func._overloadpacket)
-            if formula is not None:
+            if (formula := flop_registry.get(func._overloadpacket)) is not None:
                 Counter.total += formula(*args, **(kwargs or {}), out_val=result)
             return result
 
@@ -81,8 +80,7 @@ def count_step(torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, 
     kept: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     with FakeTensorMode(allow_non_fake_inputs=True):
