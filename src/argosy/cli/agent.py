@@ -12,7 +12,7 @@ from argosy.core import ConfigError
 @click.command(short_help="Make this machine a host of a run that another one heads.")
 @click.option("--join", is_flag=True, help="Join the run whose credentials come on standard input, as one line.")
 @click.option("--runtime", type=click.Path(file_okay=False), help="Directory for sockets. Default: one in /tmp.")
-@click.option("--tied", is_flag=True, help="End when standard input does: whoever gave this host is gone.")
+@click.option("--tied", is_flag=True, help="End when standard input ends.")
 def command(join: bool, runtime: str | None, tied: bool) -> None:
     """Serve a run as one of its hosts, until its head or SIGTERM ends that.
 
@@ -35,7 +35,7 @@ def command(join: bool, runtime: str | None, tied: bool) -> None:
 
 
 def _first_line() -> bytes:
-    """Of standard input, without a byte more: what comes then is for whoever reads it next."""
+    """One line of standard input; what follows it stays there for the next reader."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte

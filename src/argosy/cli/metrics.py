@@ -9,7 +9,7 @@ import click
 def command(listen: str | None, as_json: bool) -> None:
     """Print what the agent knows of living runs in Prometheus' text format, as quantiles over ranks.
 
-    With --listen it answers Prometheus, by default on 127.0.0.1 alone: whoever reaches the port can read the numbers.
+    With --listen it answers Prometheus, by default on 127.0.0.1 alone: anyone who reaches the port can read.
     """
     from argosy.cli.tables import print_json
     from argosy.insight import MetricsEndpoint, metric_samples, metrics_text

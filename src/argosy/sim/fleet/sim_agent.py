@@ -258,7 +258,7 @@ class SimAgent:
                 pass
 
     def _remove(self, run: str) -> None:
-        """Leave nothing of a run: whoever still lives was killed before."""
+        """Leave nothing of a run: processes that still live were killed before."""
         alive = [each for each in self.processes if each.status is None]
         known = [each for each in alive if self._is_known(each) and not each.killed]
         self.world.require(not known, "W3", f"the run is removed while {known} live")
